@@ -1,0 +1,74 @@
+/* engine/engine_ops.h - what stands behind engine.h: the table an engine fills, and the sequence all engines share.
+ *
+ * engine.c owns sequences, the page pool and the slots, checks arguments, and calls through the table; an engine ("model",
+ * "sim") owns its weights and the contents of pages and slots. To add one: write the table below, give it a name in
+ * engine.c. Included by engine/ only.
+ */
+#ifndef BATON_ENGINE_ENGINE_OPS_H
+#define BATON_ENGINE_ENGINE_OPS_H
+
+#include "engine/engine.h"
+#include "engine/pool.h"
+
+/* Owner: engine.c. Thread: loop, but for a compute call that was given it. */
+struct engine_seq {
+    struct engine *engine;
+    uint64_t owner;
+    uint32_t slot; /* window and state slot, 0 .. max_sequences-1 */
+    uint32_t n_tokens;
+    uint32_t n_pages;
+    uint32_t *pages;    /* page id of tokens [256 i, 256 i + 256); room for max_context_tokens */
+    uint32_t *history;  /* ids so far, or NULL before engine_seq_history_set; room for max_context_tokens + 1 */
+    uint32_t n_history; /* of these the last n_history_generated were generated */
+    uint32_t n_history_generated;
+    uint32_t *counts; /* penalties: vocab_size words, bit 31 = seen in the prompt, low bits = times generated; made on need */
+};
+
+struct engine_ops {
+    const char *kind;
+    /* Fills engine->info (all but n_pages/max_sequences/pool_base, which engine.c takes from the options) and
+     * engine->impl. */
+    enum status (*open)(struct engine *engine, const struct engine_options *options,
+                        struct error *err);
+    /* Called once pool and slots exist (info.pool_base set). May be NULL. */
+    enum status (*ready)(struct engine *engine, struct error *err);
+    void (*close)(struct engine *engine);
+    void (*memory_report)(const struct engine *engine,
+                          void (*line)(void *cookie, const char *item, size_t bytes), void *cookie);
+    /* A slot starts at 0 tokens: window empty, K 0, S -inf. */
+    void (*slot_reset)(struct engine *engine, struct engine_seq *seq);
+    /* Fork: dst's slot and its partial page become copies of src's. */
+    void (*slot_copy)(struct engine *engine, struct engine_seq *dst, const struct engine_seq *src);
+    /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the call the position of
+     * ids[0] is seq->n_tokens. Draws go through sampler.h. */
+    enum status (*prefill)(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
+                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel);
+    enum status (*step)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
+    enum status (*draw_again)(struct engine *engine, struct engine_seq *seq,
+                              const struct engine_sampling *sampling, uint32_t n_generated,
+                              struct engine_draw *ret_draw);
+    size_t (*tail_bytes)(const struct engine *engine, uint32_t n_tokens);
+    enum status (*tail_write)(struct engine *engine, struct engine_seq *seq, void *dst);
+    enum status (*tail_read)(struct engine *engine, struct engine_seq *seq, uint32_t n_tokens,
+                             const void *src);
+};
+
+struct engine {
+    const struct engine_ops *ops;
+    struct engine_info info;
+    struct pool *pool;
+    _Atomic uint64_t *progress;
+    void *impl;
+};
+
+extern const struct engine_ops engine_model_ops; /* engine/model_engine.c */
+extern const struct engine_ops engine_sim_ops;   /* engine/sim.c */
+
+static inline void engine_tick(struct engine *engine)
+{
+    if (engine->progress) {
+        atomic_fetch_add_explicit(engine->progress, 1, memory_order_relaxed);
+    }
+}
+
+#endif
