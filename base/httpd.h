@@ -63,44 +63,44 @@ struct httpd_route {
 
 /* Start from httpd_config_init. Strings and lists are copied by httpd_create. */
 struct httpd_config {
-    const char *host;  /* "127.0.0.1" */
-    uint16_t port;     /* 0: the kernel picks, see httpd_port */
+    const char *host;        /* "127.0.0.1" */
+    uint16_t port;           /* 0: the kernel picks, see httpd_port */
     const char *const *keys; /* any of these is accepted as bearer key; none: no keys asked */
     size_t n_keys;
     const char *const *cors_origins; /* exact origins, or "*"; none: CORS is off */
     size_t n_cors_origins;
-    size_t max_body_bytes;        /* 32 MiB */
-    size_t max_bodies_bytes;      /* 1 GiB, of all requests being read; beyond: 429 */
-    size_t max_head_bytes;        /* 32 KiB, request line and headers */
-    size_t max_headers;           /* 100, at most 255 */
-    size_t max_connections;       /* 10,000; beyond, idle ones are closed, else accepting waits */
-    uint64_t head_timeout_ns;     /* 10 s from the first byte (or the accept) to whole headers */
-    uint64_t body_timeout_ns;     /* 30 s from the headers to a whole body */
-    uint64_t idle_timeout_ns;     /* 120 s between requests */
-    uint64_t stall_timeout_ns;    /* 30 s with bytes to send of which the peer takes none */
-    size_t stream_high_bytes;     /* 64 KiB */
-    size_t stream_low_bytes;      /* 16 KiB */
-    size_t stream_max_bytes;      /* 1 MiB: a stream that is written beyond it is dropped */
+    size_t max_body_bytes;     /* 32 MiB */
+    size_t max_bodies_bytes;   /* 1 GiB, of all requests being read; beyond: 429 */
+    size_t max_head_bytes;     /* 32 KiB, request line and headers */
+    size_t max_headers;        /* 100, at most 255 */
+    size_t max_connections;    /* 10,000; beyond, idle ones are closed, else accepting waits */
+    uint64_t head_timeout_ns;  /* 10 s from the first byte (or the accept) to whole headers */
+    uint64_t body_timeout_ns;  /* 30 s from the headers to a whole body */
+    uint64_t idle_timeout_ns;  /* 120 s between requests */
+    uint64_t stall_timeout_ns; /* 30 s with bytes to send of which the peer takes none */
+    size_t stream_high_bytes;  /* 64 KiB */
+    size_t stream_low_bytes;   /* 16 KiB */
+    size_t stream_max_bytes;   /* 1 MiB: a stream that is written beyond it is dropped */
 };
 
 /* Counters since the start and gauges; plain numbers of the loop thread. */
 struct httpd_stats {
     uint64_t n_accepted;
-    uint64_t n_requests;       /* heads that passed the gate */
-    uint64_t n_refused;        /* by the gate */
-    uint64_t n_by_class[6];    /* answers by status / 100; [4] has the 499 too */
+    uint64_t n_requests;    /* heads that passed the gate */
+    uint64_t n_refused;     /* by the gate */
+    uint64_t n_by_class[6]; /* answers by status / 100; [4] has the 499 too */
     uint64_t n_unauthorized;
-    uint64_t n_client_closed;  /* left before their answer was whole: 499 */
-    uint64_t n_slow_dropped;   /* dropped by stall time-out or stream_max_bytes */
-    uint64_t n_timeouts;       /* 408 */
-    uint64_t n_accept_paused;  /* times that accepting stopped at the cap or for want of files */
+    uint64_t n_client_closed; /* left before their answer was whole: 499 */
+    uint64_t n_slow_dropped;  /* dropped by stall time-out or stream_max_bytes */
+    uint64_t n_timeouts;      /* 408 */
+    uint64_t n_accept_paused; /* times that accepting stopped at the cap or for want of files */
     uint64_t n_bytes_in;
     uint64_t n_bytes_out;
-    size_t connections;        /* gauge */
-    size_t live_requests;      /* gauge: accepted by the gate, answer not whole */
-    size_t live_streams;       /* gauge */
-    size_t pending_bytes;      /* gauge: output not yet taken by the kernel */
-    size_t bodies_bytes;       /* gauge: request bodies being read or held */
+    size_t connections;   /* gauge */
+    size_t live_requests; /* gauge: accepted by the gate, answer not whole */
+    size_t live_streams;  /* gauge */
+    size_t pending_bytes; /* gauge: output not yet taken by the kernel */
+    size_t bodies_bytes;  /* gauge: request bodies being read or held */
 };
 
 void httpd_config_init(struct httpd_config *config);
@@ -197,8 +197,7 @@ void httpd_reply(struct httpd_request *request, int status, const char *content_
  * the message is cut at 2,000 bytes and made valid UTF-8 and JSON. Adds WWW-Authenticate to 401.
  */
 void httpd_reply_error(struct httpd_request *request, int status, const char *type,
-                       const char *code, const char *param, const char *fmt, ...)
-    PRINTF_LIKE(6, 7);
+                       const char *code, const char *param, const char *fmt, ...) PRINTF_LIKE(6, 7);
 
 /* The same object appended to out, for error events inside a stream. */
 void httpd_error_write(struct buf *out, const char *type, const char *code, const char *param,

@@ -12,8 +12,8 @@
  *
  * Everything here is called on the loop thread, except loop_now_ns and mailbox_post, which any
  * thread may call. Whatever can be waited for can be cancelled, and once the cancelling call
- * (disarm, set to nothing, free) has returned its callback never runs again, not even when it was already
- * due. A callback may disarm or free its own timer, signal, watch or mailbox.
+ * (disarm, set to nothing, free) has returned its callback never runs again, not even when it was
+ * already due. A callback may disarm or free its own timer, signal, watch or mailbox.
  */
 
 struct loop;
@@ -98,7 +98,8 @@ void loop_signal_free(struct loop_signal *sig);
 /*
  * Watches a descriptor, level-triggered: fn runs each turn in which a wanted event is ready. fd is
  * borrowed and must stay open until loop_fd_free. An error or hang-up of the descriptor is reported
- * as every wanted event: the read or write that follows tells. STATUS_SYSTEM if fd cannot be polled.
+ * as every wanted event: the read or write that follows tells. STATUS_SYSTEM if fd cannot be
+ * polled.
  */
 enum status must_check loop_fd_create(struct loop *loop, int fd, unsigned events, loop_fd_fn fn,
                                       void *cookie, struct loop_fd **ret_fd);

@@ -25,15 +25,15 @@
 struct service;
 
 struct service_config {
-    const char *name;        /* "baton-router" */
-    const char *version;     /* project version */
-    const char *commit;      /* of the build, or "" */
-    uint64_t lease_ns;       /* 1.5 s: without progress for that long the process is not alive */
-    uint64_t grace_ns;       /* 30 s for the drain */
-    bool die_with_parent;    /* SIGTERM when the parent goes */
-    bool version_needs_key;  /* /version asks for the key (router) */
-    loop_fn on_drain;        /* may be NULL: then the drain ends once all requests are answered */
-    loop_fn on_grace_end;    /* may be NULL */
+    const char *name;       /* "baton-router" */
+    const char *version;    /* project version */
+    const char *commit;     /* of the build, or "" */
+    uint64_t lease_ns;      /* 1.5 s: without progress for that long the process is not alive */
+    uint64_t grace_ns;      /* 30 s for the drain */
+    bool die_with_parent;   /* SIGTERM when the parent goes */
+    bool version_needs_key; /* /version asks for the key (router) */
+    loop_fn on_drain;       /* may be NULL: then the drain ends once all requests are answered */
+    loop_fn on_grace_end;   /* may be NULL */
     /* the loop stood still for more than half a lease (the process was stopped); may be NULL */
     void (*on_pause)(void *cookie, uint64_t gap_ns);
     /* appends further members to /version, each as ,"key":value; may be NULL */
