@@ -1,0 +1,148 @@
+#include "base/log.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/*
+ * Log lines. A line is made whole on the stack and written by one write(), so there is no lock and
+ * no allocation, and lines of many processes on one pipe stay whole (PIPE_BUF is 4096). What the
+ * pipe does not take is lost rather than waited for twice: a log must not stall a stream.
+ */
+
+enum {
+    LINE_MAX_BYTES = 4096, /* PIPE_BUF on Linux: longer writes may interleave */
+    TEXT_MAX_BYTES = 3072, /* leaves room for time, prefix and escapes */
+};
+
+const char *const log_level_names[] = {"error", "warn", "info", "debug", "trace", NULL};
+
+static struct {
+    _Atomic int level;
+    bool json;
+    char prefix[64];
+} state = {.level = LOG_LEVEL_INFO};
+
+void log_init(enum log_level level, bool json, const char *prefix)
+{
+    atomic_store_explicit(&state.level, (int)level, memory_order_relaxed);
+    state.json = json;
+    snprintf(state.prefix, sizeof(state.prefix), "%s", prefix ? prefix : "");
+}
+
+void log_set_level(enum log_level level)
+{
+    atomic_store_explicit(&state.level, (int)level, memory_order_relaxed);
+}
+
+enum log_level log_level_now(void)
+{
+    return (enum log_level)atomic_load_explicit(&state.level, memory_order_relaxed);
+}
+
+/* A line being made: what does not fit is dropped, the last byte is kept for the newline. */
+struct line {
+    char *out;
+    size_t capacity, bytes;
+};
+
+static void line_put(struct line *line, const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < bytes && line->bytes + 1 < line->capacity; i++) {
+        line->out[line->bytes++] = text[i];
+    }
+}
+
+static void line_text(struct line *line, const char *text)
+{
+    line_put(line, text, strlen(text));
+}
+
+/* Control bytes would let a peer forge lines or drive a terminal; JSON also needs its quotes. */
+static void line_escaped(struct line *line, const char *text, bool json)
+{
+    for (const char *p = text; *p != '\0'; p++) {
+        unsigned char c = (unsigned char)*p;
+        char escape[8];
+        if (json && (c == '"' || c == '\\')) {
+            line_put(line, (const char[]){'\\', (char)c}, 2);
+        } else if (c < 0x20 || c == 0x7f) {
+            int n = snprintf(escape, sizeof(escape), json ? "\\u%04x" : "\\x%02x", c);
+            line_put(line, escape, (size_t)n);
+        } else {
+            line_put(line, p, 1);
+        }
+    }
+}
+
+static void line_time(struct line *line, long long unix_ns)
+{
+    time_t seconds = (time_t)(unix_ns / 1000000000LL);
+    struct tm tm;
+    char text[64];
+    gmtime_r(&seconds, &tm);
+    size_t n = strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", &tm);
+    line_put(line, text, n);
+    int m = snprintf(text, sizeof(text), ".%06lldZ", unix_ns % 1000000000LL / 1000);
+    line_put(line, text, (size_t)m);
+}
+
+size_t log_format(char *out, size_t out_bytes, bool json, const char *prefix, long long unix_ns,
+                  enum log_level level, const char *component, const char *text)
+{
+    /* Room is kept for the tail, so that a cut line still ends as a line (or as an object). */
+    const char *tail = json ? "\"}\n" : "\n";
+    size_t tail_bytes = strlen(tail);
+    if (out_bytes < tail_bytes + 2) {
+        if (out_bytes > 0) {
+            out[0] = '\0';
+        }
+        return 0;
+    }
+    struct line line = {.out = out, .capacity = out_bytes - tail_bytes};
+    bool has_prefix = prefix != NULL && prefix[0] != '\0';
+    line_text(&line, json ? "{\"time\":\"" : "");
+    line_time(&line, unix_ns);
+    line_text(&line, json ? "\",\"level\":\"" : " ");
+    line_text(&line, log_level_names[level]);
+    line_text(&line, json ? "\"" : " ");
+    if (has_prefix) {
+        line_text(&line, json ? ",\"node\":\"" : "");
+        line_escaped(&line, prefix, json);
+        line_text(&line, json ? "\"" : " ");
+    }
+    line_text(&line, json ? ",\"component\":\"" : "");
+    line_escaped(&line, component, json);
+    line_text(&line, json ? "\",\"text\":\"" : ": ");
+    line_escaped(&line, text, json);
+    line.capacity = out_bytes;
+    line_put(&line, tail, tail_bytes);
+    out[line.bytes] = '\0';
+    return line.bytes;
+}
+
+void log_write(enum log_level level, const char *component, const char *format, ...)
+{
+    int saved = errno;
+    char text[TEXT_MAX_BYTES], out[LINE_MAX_BYTES];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    if (n >= (int)sizeof(text)) {
+        memcpy(text + sizeof(text) - 4, "...", 4);
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    size_t bytes = log_format(out, sizeof(out), state.json, state.prefix,
+                              now.tv_sec * 1000000000LL + now.tv_nsec, level, component, text);
+    ssize_t done;
+    do {
+        done = write(STDERR_FILENO, out, bytes);
+    } while (done < 0 && errno == EINTR);
+    errno = saved;
+}
