@@ -26,6 +26,7 @@
 struct engine;
 struct engine_seq;
 struct json_writer;
+struct metrics;
 
 enum { ENGINE_FINGERPRINT_BYTES = 16, ENGINE_MAX_LOGPROBS = 20 };
 
@@ -149,6 +150,8 @@ uint32_t engine_pages_free(const struct engine *engine);
 uint32_t engine_slots_free(const struct engine *engine);
 /* All pages and slots that are not free, with owner, age and reason: /debug/pages. */
 void engine_debug_json(const struct engine *engine, struct json_writer *w);
+/* Gauges of the pool's ledgers; the registry must be gone before the engine. */
+void engine_metrics_register(struct engine *engine, struct metrics *metrics);
 /* Marks a page as `sending` / back to `live` (prefill: bytes are being read by puts). A sending page whose
  * sequence is freed stays out of the pool until engine_page_sent. Counted: pairs must match. */
 void engine_page_sending(struct engine *engine, uint32_t page);

@@ -61,6 +61,9 @@ struct engine {
     void *impl;
 };
 
+/* Counts for sampler.h, made at the first draw that needs them; NULL without a history. Compute thread. */
+const uint32_t *engine_seq_counts(struct engine_seq *seq);
+
 extern const struct engine_ops engine_model_ops; /* engine/model_engine.c */
 extern const struct engine_ops engine_sim_ops;   /* engine/sim.c */
 

@@ -14,6 +14,7 @@
 
 struct pool;
 struct json_writer;
+struct metrics;
 
 must_check enum status pool_create(uint32_t n_pages, size_t page_bytes, uint32_t n_slots,
                                    struct pool **ret_pool, struct error *err);
@@ -37,5 +38,7 @@ void pool_slot_release(struct pool *pool, uint32_t slot);
 
 /* {"pages": {...}, "slots": {...}}: every item that is not free with owner, age and reason. */
 void pool_debug_json(const struct pool *pool, struct json_writer *w);
+/* Gauges baton_ledger_items{ledger,state} of both ledgers. */
+void pool_register(struct pool *pool, struct metrics *metrics);
 
 #endif

@@ -1,0 +1,369 @@
+/* What all engines share: argument checks, sequences, page tables, history.
+ *
+ * Owns the pool and every sequence. The invariant: the pages of a sequence always cover the tokens it holds, and a sequence
+ * gives back exactly what it took. An engine behind the table never allocates or frees a page.
+ */
+#include "engine/engine.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "engine/engine_ops.h"
+
+static const struct engine_ops *const engines[] = {
+#ifdef ENGINE_HAVE_MODEL
+    &engine_model_ops,
+#endif
+    &engine_sim_ops,
+};
+
+static const struct engine_ops *find_ops(const char *kind)
+{
+    for (size_t i = 0; i < sizeof(engines) / sizeof(engines[0]); i++) {
+        if (strcmp(engines[i]->kind, kind) == 0) {
+            return engines[i];
+        }
+    }
+    return NULL;
+}
+
+enum status engine_open(const struct engine_options *options, _Atomic uint64_t *progress,
+                        struct engine **ret_engine, struct error *err)
+{
+    const struct engine_ops *ops = find_ops(options->kind);
+    if (!ops) {
+        return error_set(err, STATUS_INVALID, "engine '%s' is unknown: it is 'model' or 'sim'",
+                         options->kind);
+    }
+    struct engine *engine = mem_zalloc(sizeof(*engine));
+    engine->ops = ops;
+    engine->progress = progress;
+    enum status status = ops->open(engine, options, err);
+    if (status) {
+        goto free_engine;
+    }
+    struct engine_info *info = &engine->info;
+    info->max_sequences = options->max_sequences ? options->max_sequences : 16;
+    if (info->max_batch_rows > info->max_sequences) {
+        info->max_batch_rows = info->max_sequences;
+    }
+    uint32_t pages_a_context = (info->max_context_tokens + info->page_tokens - 1) / info->page_tokens;
+    info->n_pages = options->n_pages ? options->n_pages : pages_a_context;
+    /* A context that the pool can't hold can't be served: the smaller of the two is what is promised. */
+    if (info->n_pages < pages_a_context) {
+        info->max_context_tokens = info->n_pages * info->page_tokens;
+    }
+    status = pool_create(info->n_pages, info->page_bytes, info->max_sequences, &engine->pool, err);
+    if (status) {
+        goto close_ops;
+    }
+    info->pool_base = pool_page(engine->pool, 0);
+    status = ops->ready ? ops->ready(engine, err) : STATUS_OK;
+    if (status) {
+        goto free_pool;
+    }
+    *ret_engine = engine;
+    return STATUS_OK;
+
+free_pool:
+    pool_free(engine->pool);
+close_ops:
+    ops->close(engine);
+free_engine:
+    mem_free(engine);
+    return status;
+}
+
+void engine_close(struct engine *engine)
+{
+    if (!engine) {
+        return;
+    }
+    engine->ops->close(engine);
+    pool_free(engine->pool);
+    mem_free(engine);
+}
+
+const struct engine_info *engine_info(const struct engine *engine)
+{
+    return &engine->info;
+}
+
+void engine_memory_report(const struct engine *engine,
+                          void (*line)(void *cookie, const char *item, size_t bytes), void *cookie)
+{
+    if (engine->ops->memory_report) {
+        engine->ops->memory_report(engine, line, cookie);
+    }
+    line(cookie, "pages", (size_t)engine->info.n_pages * engine->info.page_bytes);
+}
+
+enum status engine_seq_create(struct engine *engine, uint64_t owner, struct engine_seq **ret_seq)
+{
+    uint32_t slot;
+    enum status status = pool_slot_acquire(engine->pool, owner, &slot);
+    if (status) {
+        return status;
+    }
+    struct engine_seq *seq = mem_zalloc(sizeof(*seq));
+    seq->engine = engine;
+    seq->owner = owner;
+    seq->slot = slot;
+    seq->pages = mem_array(engine_pages_for(engine, engine->info.max_context_tokens),
+                           sizeof(*seq->pages));
+    engine->ops->slot_reset(engine, seq);
+    *ret_seq = seq;
+    return STATUS_OK;
+}
+
+void engine_seq_free(struct engine_seq *seq)
+{
+    if (!seq) {
+        return;
+    }
+    for (uint32_t i = 0; i < seq->n_pages; i++) {
+        pool_page_release(seq->engine->pool, seq->pages[i]);
+    }
+    pool_slot_release(seq->engine->pool, seq->slot);
+    mem_free(seq->pages);
+    mem_free(seq->history);
+    mem_free(seq->counts);
+    mem_free(seq);
+}
+
+uint32_t engine_pages_for(const struct engine *engine, uint32_t n_tokens)
+{
+    return n_tokens / engine->info.page_tokens + (n_tokens % engine->info.page_tokens != 0);
+}
+
+enum status engine_seq_reserve(struct engine_seq *seq, uint32_t n_tokens)
+{
+    struct engine *engine = seq->engine;
+    if (n_tokens > engine->info.max_context_tokens) {
+        return STATUS_TOO_LARGE;
+    }
+    uint32_t n_wanted = engine_pages_for(engine, n_tokens), n_before = seq->n_pages;
+    while (seq->n_pages < n_wanted) {
+        uint32_t page;
+        enum status status = pool_page_acquire(engine->pool, seq->owner, &page);
+        if (status) {
+            while (seq->n_pages > n_before) {
+                pool_page_release(engine->pool, seq->pages[--seq->n_pages]);
+            }
+            return status;
+        }
+        seq->pages[seq->n_pages++] = page;
+    }
+    return STATUS_OK;
+}
+
+enum status engine_seq_fork(struct engine_seq *seq, uint64_t owner, struct engine_seq **ret_seq)
+{
+    struct engine *engine = seq->engine;
+    struct engine_seq *copy;
+    enum status status = engine_seq_create(engine, owner, &copy);
+    if (status) {
+        return status;
+    }
+    uint32_t n_full = seq->n_tokens / engine->info.page_tokens;
+    for (uint32_t i = 0; i < n_full; i++) {
+        pool_page_share(engine->pool, seq->pages[i]);
+        copy->pages[copy->n_pages++] = seq->pages[i];
+    }
+    status = engine_seq_reserve(copy, seq->n_tokens);
+    if (status) {
+        engine_seq_free(copy);
+        return status;
+    }
+    if (seq->n_tokens % engine->info.page_tokens) {
+        memcpy(pool_page(engine->pool, copy->pages[n_full]),
+               pool_page(engine->pool, seq->pages[n_full]), engine->info.page_bytes);
+    }
+    engine->ops->slot_copy(engine, copy, seq);
+    copy->n_tokens = seq->n_tokens;
+    if (seq->history) {
+        status = engine_seq_history_set(copy, seq->history, seq->n_history, seq->n_history_generated);
+        if (status) {
+            engine_seq_free(copy);
+            return status;
+        }
+    }
+    *ret_seq = copy;
+    return STATUS_OK;
+}
+
+uint32_t engine_seq_n_tokens(const struct engine_seq *seq)
+{
+    return seq->n_tokens;
+}
+
+uint32_t engine_seq_page(const struct engine_seq *seq, uint32_t page_i)
+{
+    return seq->pages[page_i];
+}
+
+uint32_t engine_seq_n_pages(const struct engine_seq *seq)
+{
+    return seq->n_pages;
+}
+
+static void count_ids(uint32_t *counts, const uint32_t *ids, uint32_t n_ids, uint32_t n_generated)
+{
+    for (uint32_t i = 0; i < n_ids; i++) {
+        counts[ids[i]] = i < n_ids - n_generated ? counts[ids[i]] | 0x80000000u : counts[ids[i]] + 1;
+    }
+}
+
+enum status engine_seq_history_set(struct engine_seq *seq, const uint32_t *ids, uint32_t n_ids,
+                                   uint32_t n_generated)
+{
+    const struct engine_info *info = &seq->engine->info;
+    if (n_ids > info->max_context_tokens || n_generated > n_ids) {
+        return STATUS_INVALID;
+    }
+    for (uint32_t i = 0; i < n_ids; i++) {
+        if (ids[i] >= info->vocab_size) {
+            return STATUS_INVALID;
+        }
+    }
+    if (!seq->history) {
+        seq->history = mem_array((size_t)info->max_context_tokens + 1, sizeof(uint32_t));
+    }
+    memcpy(seq->history, ids, (size_t)n_ids * sizeof(uint32_t));
+    seq->n_history = n_ids;
+    seq->n_history_generated = n_generated;
+    if (seq->counts) {
+        memset(seq->counts, 0, (size_t)info->vocab_size * sizeof(uint32_t));
+        count_ids(seq->counts, ids, n_ids, n_generated);
+    }
+    return STATUS_OK;
+}
+
+const uint32_t *engine_seq_counts(struct engine_seq *seq)
+{
+    if (!seq->counts && seq->history) {
+        seq->counts = mem_zalloc((size_t)seq->engine->info.vocab_size * sizeof(uint32_t));
+        count_ids(seq->counts, seq->history, seq->n_history, seq->n_history_generated);
+    }
+    return seq->counts;
+}
+
+static void history_append(struct engine_seq *seq, uint32_t id)
+{
+    if (seq->history && seq->n_history <= seq->engine->info.max_context_tokens) {
+        seq->history[seq->n_history++] = id;
+        seq->n_history_generated++;
+        if (seq->counts) {
+            seq->counts[id]++;
+        }
+    }
+}
+
+uint32_t engine_pages_free(const struct engine *engine)
+{
+    return pool_pages_free(engine->pool);
+}
+
+uint32_t engine_slots_free(const struct engine *engine)
+{
+    return pool_slots_free(engine->pool);
+}
+
+void engine_debug_json(const struct engine *engine, struct json_writer *w)
+{
+    pool_debug_json(engine->pool, w);
+}
+
+void engine_metrics_register(struct engine *engine, struct metrics *metrics)
+{
+    pool_register(engine->pool, metrics);
+}
+
+void engine_page_sending(struct engine *engine, uint32_t page)
+{
+    pool_page_sending(engine->pool, page);
+}
+
+void engine_page_sent(struct engine *engine, uint32_t page)
+{
+    pool_page_sent(engine->pool, page);
+}
+
+enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
+                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
+{
+    if (n_ids == 0 || n_ids > engine->info.max_chunk_tokens ||
+        engine_pages_for(engine, seq->n_tokens + n_ids) > seq->n_pages) {
+        return STATUS_INVALID;
+    }
+    for (uint32_t i = 0; i < n_ids; i++) {
+        if (ids[i] >= engine->info.vocab_size) {
+            return STATUS_INVALID;
+        }
+    }
+    enum status status = engine->ops->prefill(engine, seq, ids, n_ids, row, cancel);
+    if (!status) {
+        seq->n_tokens += n_ids;
+    }
+    engine_tick(engine);
+    return status;
+}
+
+enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    if (n_rows == 0 || n_rows > engine->info.max_batch_rows) {
+        return STATUS_INVALID;
+    }
+    for (uint32_t i = 0; i < n_rows; i++) {
+        struct engine_seq *seq = rows[i].seq;
+        if (rows[i].token >= engine->info.vocab_size ||
+            engine_pages_for(engine, seq->n_tokens + 1) > seq->n_pages) {
+            return STATUS_INVALID;
+        }
+        history_append(seq, rows[i].token);
+    }
+    enum status status = engine->ops->step(engine, rows, n_rows);
+    for (uint32_t i = 0; !status && i < n_rows; i++) {
+        rows[i].seq->n_tokens++;
+    }
+    engine_tick(engine);
+    return status;
+}
+
+enum status engine_draw_again(struct engine *engine, struct engine_seq *seq,
+                              const struct engine_sampling *sampling, uint32_t n_generated,
+                              struct engine_draw *ret_draw)
+{
+    return engine->ops->draw_again(engine, seq, sampling, n_generated, ret_draw);
+}
+
+size_t engine_tail_bytes(const struct engine *engine, uint32_t n_tokens)
+{
+    return engine->ops->tail_bytes(engine, n_tokens);
+}
+
+enum status engine_tail_write(struct engine *engine, struct engine_seq *seq, void *dst,
+                              size_t dst_bytes)
+{
+    if (dst_bytes < engine_tail_bytes(engine, seq->n_tokens)) {
+        return STATUS_TOO_LARGE;
+    }
+    return engine->ops->tail_write(engine, seq, dst);
+}
+
+enum status engine_tail_read(struct engine *engine, struct engine_seq *seq, uint32_t n_tokens,
+                             const void *src, size_t src_bytes)
+{
+    if (seq->n_tokens != 0 || engine_pages_for(engine, n_tokens) > seq->n_pages ||
+        src_bytes != engine_tail_bytes(engine, n_tokens)) {
+        return STATUS_CORRUPT;
+    }
+    enum status status = engine->ops->tail_read(engine, seq, n_tokens, src);
+    if (!status) {
+        seq->n_tokens = n_tokens;
+    }
+    return status;
+}
