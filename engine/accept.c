@@ -1,5 +1,5 @@
-/* See accept.h. Pieces follow each other in the parcel: the word index runs on from one to the next, so that two pieces in
- * the wrong order have another sum. */
+/* See accept.h. Pieces follow each other in the parcel: the word index runs on from one to the
+ * next, so that two pieces in the wrong order have another sum. */
 #include "engine/accept.h"
 
 #include <stdbool.h>

@@ -1,7 +1,8 @@
 /* engine/accept.h - from landing slot to pool: copy and checksum in one pass.
  *
- * Thread: any; it touches only the memory the job names. What lies in a landing slot may change under us (handoff.md, The
- * idea), so nothing is read from it but by this copy, and the checksum is that of the copy.
+ * Thread: any; it touches only the memory the job names. What lies in a landing slot may change
+ * under us (handoff.md, The idea), so nothing is read from it but by this copy, and the checksum is
+ * that of the copy.
  */
 #ifndef BATON_ENGINE_ACCEPT_H
 #define BATON_ENGINE_ACCEPT_H
@@ -17,7 +18,8 @@ struct accept_piece {
     size_t bytes;    /* a multiple of 8 */
 };
 
-/* Copies the pieces of one parcel and compares. OK, or CHECKSUM: dst then holds rubbish that nobody may read. */
+/* Copies the pieces of one parcel and compares. OK, or CHECKSUM: dst then holds rubbish that nobody
+ * may read. */
 must_check enum status accept_parcel(uint64_t transfer_id, uint32_t parcel_seq,
                                      const struct accept_piece *pieces, uint32_t n_pieces,
                                      uint64_t expected_checksum);

@@ -1,7 +1,8 @@
 /* What all engines share: argument checks, sequences, page tables, history.
  *
- * Owns the pool and every sequence. The invariant: the pages of a sequence always cover the tokens it holds, and a sequence
- * gives back exactly what it took. An engine behind the table never allocates or frees a page.
+ * Owns the pool and every sequence. The invariant: the pages of a sequence always cover the tokens
+ * it holds, and a sequence gives back exactly what it took. An engine behind the table never
+ * allocates or frees a page.
  */
 #include "engine/engine.h"
 
@@ -50,9 +51,11 @@ enum status engine_open(const struct engine_options *options, _Atomic uint64_t *
     if (info->max_batch_rows > info->max_sequences) {
         info->max_batch_rows = info->max_sequences;
     }
-    uint32_t pages_a_context = (info->max_context_tokens + info->page_tokens - 1) / info->page_tokens;
+    uint32_t pages_a_context =
+        (info->max_context_tokens + info->page_tokens - 1) / info->page_tokens;
     info->n_pages = options->n_pages ? options->n_pages : pages_a_context;
-    /* A context that the pool can't hold can't be served: the smaller of the two is what is promised. */
+    /* A context that the pool can't hold can't be served: the smaller of the two is what is
+     * promised. */
     if (info->n_pages < pages_a_context) {
         info->max_context_tokens = info->n_pages * info->page_tokens;
     }
@@ -112,8 +115,8 @@ enum status engine_seq_create(struct engine *engine, uint64_t owner, struct engi
     seq->engine = engine;
     seq->owner = owner;
     seq->slot = slot;
-    seq->pages = mem_array(engine_pages_for(engine, engine->info.max_context_tokens),
-                           sizeof(*seq->pages));
+    seq->pages =
+        mem_array(engine_pages_for(engine, engine->info.max_context_tokens), sizeof(*seq->pages));
     engine->ops->slot_reset(engine, seq);
     *ret_seq = seq;
     return STATUS_OK;
@@ -185,7 +188,8 @@ enum status engine_seq_fork(struct engine_seq *seq, uint64_t owner, struct engin
     engine->ops->slot_copy(engine, copy, seq);
     copy->n_tokens = seq->n_tokens;
     if (seq->history) {
-        status = engine_seq_history_set(copy, seq->history, seq->n_history, seq->n_history_generated);
+        status =
+            engine_seq_history_set(copy, seq->history, seq->n_history, seq->n_history_generated);
         if (status) {
             engine_seq_free(copy);
             return status;
@@ -213,7 +217,8 @@ uint32_t engine_seq_n_pages(const struct engine_seq *seq)
 static void count_ids(uint32_t *counts, const uint32_t *ids, uint32_t n_ids, uint32_t n_generated)
 {
     for (uint32_t i = 0; i < n_ids; i++) {
-        counts[ids[i]] = i < n_ids - n_generated ? counts[ids[i]] | 0x80000000u : counts[ids[i]] + 1;
+        counts[ids[i]] =
+            i < n_ids - n_generated ? counts[ids[i]] | 0x80000000u : counts[ids[i]] + 1;
     }
 }
 

@@ -1,17 +1,20 @@
 /* engine/engine.h - the one compute header the daemons include.
  *
- * An engine is one model on one device group together with its page pool. A sequence (`engine_seq`) is the KV
- * state of one sample: a table of pages, a window slot and a state slot. Two engines stand behind this header:
- * the model itself (engine/forward.c over a kernel table) and `sim` (engine/sim.c), which has no arithmetic but
- * moves full-size pages whose contents and tokens are a function of the prompt.
+ * An engine is one model on one device group together with its page pool. A sequence (`engine_seq`)
+ * is the KV state of one sample: a table of pages, a window slot and a state slot. Two engines
+ * stand behind this header: the model itself (engine/forward.c over a kernel table) and `sim`
+ * (engine/sim.c), which has no arithmetic but moves full-size pages whose contents and tokens are a
+ * function of the prompt.
  *
- * Threads. Two threads may hold an engine: the loop thread owns sequences (create, reserve, fork, free, tables,
- * numbers) and one compute thread runs the calls under "Compute", one at a time. `engine_accept_*` and
- * `engine_parcel_*` may run on any thread beside a compute call, provided that the sequence they touch is not in
- * that call. A sequence handed to a compute call may not be touched by the loop until the call returned.
+ * Threads. Two threads may hold an engine: the loop thread owns sequences (create, reserve, fork,
+ * free, tables, numbers) and one compute thread runs the calls under "Compute", one at a time.
+ * `engine_accept_*` and `engine_parcel_*` may run on any thread beside a compute call, provided
+ * that the sequence they touch is not in that call. A sequence handed to a compute call may not be
+ * touched by the loop until the call returned.
  *
- * Determinism. What a call computes for a row depends on that row's sequence and inputs alone: not on the batch,
- * its order, or how a prompt was cut into chunks. Tests hold every engine to it bit for bit.
+ * Determinism. What a call computes for a row depends on that row's sequence and inputs alone: not
+ * on the batch, its order, or how a prompt was cut into chunks. Tests hold every engine to it bit
+ * for bit.
  */
 #ifndef BATON_ENGINE_ENGINE_H
 #define BATON_ENGINE_ENGINE_H
@@ -32,13 +35,13 @@ enum { ENGINE_FINGERPRINT_BYTES = 16, ENGINE_MAX_LOGPROBS = 20 };
 
 /* What an engine is opened with. Zero in a limit means "as the model and the memory allow". */
 struct engine_options {
-    const char *kind;        /* "model" or "sim" */
-    const char *model_dir;   /* checkpoint folder; for "sim" NULL */
-    const char *device;      /* "cpu", "cpu:N"; "cuda:0,1" where built */
-    bool exact;              /* turn the quantisers' simulation off (f32 cache entries) */
-    uint32_t n_threads;      /* of the CPU backend; 0 = one per core */
-    uint32_t max_sequences;  /* window and state slots */
-    uint32_t n_pages;        /* pool size */
+    const char *kind;       /* "model" or "sim" */
+    const char *model_dir;  /* checkpoint folder; for "sim" NULL */
+    const char *device;     /* "cpu", "cpu:N"; "cuda:0,1" where built */
+    bool exact;             /* turn the quantisers' simulation off (f32 cache entries) */
+    uint32_t n_threads;     /* of the CPU backend; 0 = one per core */
+    uint32_t max_sequences; /* window and state slots */
+    uint32_t n_pages;       /* pool size */
     uint32_t max_context_tokens;
     uint32_t max_chunk_tokens; /* longest prompt piece of one engine_prefill call */
     uint32_t max_batch_rows;   /* most rows of one engine_step call */
@@ -51,7 +54,8 @@ struct engine_options {
 
 /* Facts fixed at open. Owner: the engine. */
 struct engine_info {
-    uint8_t fingerprint[ENGINE_FINGERPRINT_BYTES]; /* of model identity and layout (handoff.md, Identity) */
+    uint8_t fingerprint[ENGINE_FINGERPRINT_BYTES]; /* of model identity and layout (handoff.md,
+                                                      Identity) */
     const char *model_name;
     const char *device_name;
     uint32_t vocab_size;
@@ -62,10 +66,12 @@ struct engine_info {
     uint32_t n_pages, max_sequences;
     uint32_t max_context_tokens, max_chunk_tokens, max_batch_rows;
     uint32_t bos_id, eos_id;
-    uint8_t *pool_base; /* host address of page 0; page i at pool_base + i * page_bytes. NULL: not host memory */
+    uint8_t *pool_base; /* host address of page 0; page i at pool_base + i * page_bytes. NULL: not
+                           host memory */
 };
 
-/* How one token is drawn: http.md section 4 fixes the order of the steps. Owner: the request; read only here. */
+/* How one token is drawn: http.md section 4 fixes the order of the steps. Owner: the request; read
+ * only here. */
 struct engine_sampling {
     float temperature; /* 0 = greedy */
     float top_p, min_p;
@@ -75,7 +81,7 @@ struct engine_sampling {
     const struct engine_bias {
         uint32_t id;
         float bias;
-    } *logit_bias;
+    } * logit_bias;
     uint64_t seed;
     uint32_t n_banned; /* ids that may not be drawn while n_generated < min_tokens */
     const uint32_t *banned;
@@ -97,8 +103,9 @@ struct engine_draw {
     struct engine_logprob top[ENGINE_MAX_LOGPROBS]; /* best first, ties by lowest id */
 };
 
-/* One row of a decode step: `token` is appended to the sequence at its next position, then the following
- * token is drawn. History for penalties is kept by the sequence (engine_seq_history_*). */
+/* One row of a decode step: `token` is appended to the sequence at its next position, then the
+ * following token is drawn. History for penalties is kept by the sequence (engine_seq_history_*).
+ */
 struct engine_row {
     struct engine_seq *seq;
     uint32_t token;
@@ -109,29 +116,34 @@ struct engine_row {
 };
 
 /* Opens an engine and allocates all it will ever need: nothing below allocates pool memory again.
- * Errors: INVALID (bad option or unsupported model, named), NOT_FOUND, CORRUPT (file), EXHAUSTED (memory; the text
- * says how much is missing). `progress` (may be NULL) is advanced by one at least at every layer of a running chunk
- * and every step, so that a long chunk is not taken for a hang; it must outlive the engine. */
+ * Errors: INVALID (bad option or unsupported model, named), NOT_FOUND, CORRUPT (file), EXHAUSTED
+ * (memory; the text says how much is missing). `progress` (may be NULL) is advanced by one at least
+ * at every layer of a running chunk and every step, so that a long chunk is not taken for a hang;
+ * it must outlive the engine. */
 must_check enum status engine_open(const struct engine_options *options, _Atomic uint64_t *progress,
                                    struct engine **ret_engine, struct error *err);
 /* All sequences must be freed before. NULL is fine. */
 void engine_close(struct engine *engine);
 const struct engine_info *engine_info(const struct engine *engine);
-/* One line a memory item (weights, pool, slots, activations) into `line` callbacks, for the start-up table. */
+/* One line a memory item (weights, pool, slots, activations) into `line` callbacks, for the
+ * start-up table. */
 void engine_memory_report(const struct engine *engine,
                           void (*line)(void *cookie, const char *item, size_t bytes), void *cookie);
 
-/* --- Sequences: loop thread --------------------------------------------------------------------------- */
+/* --- Sequences: loop thread
+ * --------------------------------------------------------------------------- */
 
-/* A sequence of 0 tokens. `owner` labels its pages and slots in the debug listing. EXHAUSTED: no window/state slot. */
+/* A sequence of 0 tokens. `owner` labels its pages and slots in the debug listing. EXHAUSTED: no
+ * window/state slot. */
 must_check enum status engine_seq_create(struct engine *engine, uint64_t owner,
                                          struct engine_seq **ret_seq);
 /* Returns pages and slots. NULL is fine. */
 void engine_seq_free(struct engine_seq *seq);
-/* Makes sure that pages exist for positions below n_tokens. EXHAUSTED leaves the sequence as it was. */
+/* Makes sure that pages exist for positions below n_tokens. EXHAUSTED leaves the sequence as it
+ * was. */
 must_check enum status engine_seq_reserve(struct engine_seq *seq, uint32_t n_tokens);
-/* A second sequence with the same contents: full pages shared, the partial page, window and state copied. Loop
- * thread, while no compute call holds `seq`. */
+/* A second sequence with the same contents: full pages shared, the partial page, window and state
+ * copied. Loop thread, while no compute call holds `seq`. */
 must_check enum status engine_seq_fork(struct engine_seq *seq, uint64_t owner,
                                        struct engine_seq **ret_seq);
 /* Tokens whose KV is in the sequence. */
@@ -139,8 +151,9 @@ uint32_t engine_seq_n_tokens(const struct engine_seq *seq);
 /* Page of tokens [256 i, 256 i + 256). */
 uint32_t engine_seq_page(const struct engine_seq *seq, uint32_t page_i);
 uint32_t engine_seq_n_pages(const struct engine_seq *seq);
-/* Tells the sampler what was there before: `ids` are prompt + emitted tokens, the last n_generated of them
- * generated. Needed only if the sampling has penalties or the engine is scripted; copies. */
+/* Tells the sampler what was there before: `ids` are prompt + emitted tokens, the last n_generated
+ * of them generated. Needed only if the sampling has penalties or the engine is scripted; copies.
+ */
 must_check enum status engine_seq_history_set(struct engine_seq *seq, const uint32_t *ids,
                                               uint32_t n_ids, uint32_t n_generated);
 
@@ -152,36 +165,42 @@ uint32_t engine_slots_free(const struct engine *engine);
 void engine_debug_json(const struct engine *engine, struct json_writer *w);
 /* Gauges of the pool's ledgers; the registry must be gone before the engine. */
 void engine_metrics_register(struct engine *engine, struct metrics *metrics);
-/* Marks a page as `sending` / back to `live` (prefill: bytes are being read by puts). A sending page whose
- * sequence is freed stays out of the pool until engine_page_sent. Counted: pairs must match. */
+/* Marks a page as `sending` / back to `live` (prefill: bytes are being read by puts). A sending
+ * page whose sequence is freed stays out of the pool until engine_page_sent. Counted: pairs must
+ * match. */
 void engine_page_sending(struct engine *engine, uint32_t page);
 void engine_page_sent(struct engine *engine, uint32_t page);
 
-/* --- Compute: the compute thread, one call at a time --------------------------------------------------- */
+/* --- Compute: the compute thread, one call at a time
+ * --------------------------------------------------- */
 
-/* Appends n ids (n <= max_chunk_tokens) to the sequence; pages must be reserved. With `row` non-NULL, row->seq and
- * row->token are ignored: logits / draw of the token after the last id are made. `cancel` (may be NULL) is looked at
- * every four layers: CANCELLED leaves the sequence good for nothing but engine_seq_free. */
+/* Appends n ids (n <= max_chunk_tokens) to the sequence; pages must be reserved. With `row`
+ * non-NULL, row->seq and row->token are ignored: logits / draw of the token after the last id are
+ * made. `cancel` (may be NULL) is looked at every four layers: CANCELLED leaves the sequence good
+ * for nothing but engine_seq_free. */
 must_check enum status engine_prefill(struct engine *engine, struct engine_seq *seq,
                                       const uint32_t *ids, uint32_t n_ids, struct engine_row *row,
                                       const _Atomic bool *cancel);
 /* One decode step of n_rows distinct sequences. */
 must_check enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
-/* A further draw from the logits of the last engine_prefill (samples 1..n-1 of a request with n > 1). */
+/* A further draw from the logits of the last engine_prefill (samples 1..n-1 of a request with n >
+ * 1). */
 must_check enum status engine_draw_again(struct engine *engine, struct engine_seq *seq,
-                                         const struct engine_sampling *sampling, uint32_t n_generated,
-                                         struct engine_draw *ret_draw);
+                                         const struct engine_sampling *sampling,
+                                         uint32_t n_generated, struct engine_draw *ret_draw);
 
-/* --- Hand-off: images -------------------------------------------------------------------------------- */
+/* --- Hand-off: images
+ * -------------------------------------------------------------------------------- */
 
-/* Page images are parts of the pool. A tail image is window + compressor state as they stand after n_tokens; its size
- * depends only on the engine and n_tokens, and the fingerprint covers its form. Sender: after the last engine_prefill,
- * on the thread that computed. Entries of the partial page beyond n_tokens are zeroed in the same call. */
+/* Page images are parts of the pool. A tail image is window + compressor state as they stand after
+ * n_tokens; its size depends only on the engine and n_tokens, and the fingerprint covers its form.
+ * Sender: after the last engine_prefill, on the thread that computed. Entries of the partial page
+ * beyond n_tokens are zeroed in the same call. */
 size_t engine_tail_bytes(const struct engine *engine, uint32_t n_tokens);
 must_check enum status engine_tail_write(struct engine *engine, struct engine_seq *seq, void *dst,
                                          size_t dst_bytes);
-/* Receiver: the sequence, empty until now, has n_tokens tokens after this; its pages must have been accepted.
- * CORRUPT if the image is not one of this engine. */
+/* Receiver: the sequence, empty until now, has n_tokens tokens after this; its pages must have been
+ * accepted. CORRUPT if the image is not one of this engine. */
 must_check enum status engine_tail_read(struct engine *engine, struct engine_seq *seq,
                                         uint32_t n_tokens, const void *src, size_t src_bytes);
 

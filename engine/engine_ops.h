@@ -1,8 +1,9 @@
-/* engine/engine_ops.h - what stands behind engine.h: the table an engine fills, and the sequence all engines share.
+/* engine/engine_ops.h - what stands behind engine.h: the table an engine fills, and the sequence
+ * all engines share.
  *
- * engine.c owns sequences, the page pool and the slots, checks arguments, and calls through the table; an engine ("model",
- * "sim") owns its weights and the contents of pages and slots. To add one: write the table below, give it a name in
- * engine.c. Included by engine/ only.
+ * engine.c owns sequences, the page pool and the slots, checks arguments, and calls through the
+ * table; an engine ("model", "sim") owns its weights and the contents of pages and slots. To add
+ * one: write the table below, give it a name in engine.c. Included by engine/ only.
  */
 #ifndef BATON_ENGINE_ENGINE_OPS_H
 #define BATON_ENGINE_ENGINE_OPS_H
@@ -18,16 +19,18 @@ struct engine_seq {
     uint32_t n_tokens;
     uint32_t n_pages;
     uint32_t *pages;    /* page id of tokens [256 i, 256 i + 256); room for max_context_tokens */
-    uint32_t *history;  /* ids so far, or NULL before engine_seq_history_set; room for max_context_tokens + 1 */
+    uint32_t *history;  /* ids so far, or NULL before engine_seq_history_set; room for
+                           max_context_tokens + 1 */
     uint32_t n_history; /* of these the last n_history_generated were generated */
     uint32_t n_history_generated;
-    uint32_t *counts; /* penalties: vocab_size words, bit 31 = seen in the prompt, low bits = times generated; made on need */
+    uint32_t *counts; /* penalties: vocab_size words, bit 31 = seen in the prompt, low bits = times
+                         generated; made on need */
 };
 
 struct engine_ops {
     const char *kind;
-    /* Fills engine->info (all but n_pages/max_sequences/pool_base, which engine.c takes from the options) and
-     * engine->impl. */
+    /* Fills engine->info (all but n_pages/max_sequences/pool_base, which engine.c takes from the
+     * options) and engine->impl. */
     enum status (*open)(struct engine *engine, const struct engine_options *options,
                         struct error *err);
     /* Called once pool and slots exist (info.pool_base set). May be NULL. */
@@ -39,8 +42,8 @@ struct engine_ops {
     void (*slot_reset)(struct engine *engine, struct engine_seq *seq);
     /* Fork: dst's slot and its partial page become copies of src's. */
     void (*slot_copy)(struct engine *engine, struct engine_seq *dst, const struct engine_seq *src);
-    /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the call the position of
-     * ids[0] is seq->n_tokens. Draws go through sampler.h. */
+    /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the
+     * call the position of ids[0] is seq->n_tokens. Draws go through sampler.h. */
     enum status (*prefill)(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
                            uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel);
     enum status (*step)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
@@ -61,7 +64,8 @@ struct engine {
     void *impl;
 };
 
-/* Counts for sampler.h, made at the first draw that needs them; NULL without a history. Compute thread. */
+/* Counts for sampler.h, made at the first draw that needs them; NULL without a history. Compute
+ * thread. */
 const uint32_t *engine_seq_counts(struct engine_seq *seq);
 
 extern const struct engine_ops engine_model_ops; /* engine/model_engine.c */

@@ -1,5 +1,6 @@
-/* See pool.h. The ledgers say where each page and slot is; this file adds reference counts and the one rule that a page
- * whose bytes are still being read by a put (`sending`) is not free, whoever let go of it.
+/* See pool.h. The ledgers say where each page and slot is; this file adds reference counts and the
+ * one rule that a page whose bytes are still being read by a put (`sending`) is not free, whoever
+ * let go of it.
  */
 #include "engine/pool.h"
 
@@ -98,7 +99,8 @@ void pool_page_share(struct pool *pool, uint32_t page)
     pool->pages[page].n_holders++;
 }
 
-/* Where a page belongs by its counts. The owner of a page is the first that took it, also when others share it. */
+/* Where a page belongs by its counts. The owner of a page is the first that took it, also when
+ * others share it. */
 static void page_settle(struct pool *pool, uint32_t page)
 {
     const struct page *p = &pool->pages[page];

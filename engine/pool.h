@@ -1,8 +1,9 @@
 /* engine/pool.h - pages and slots: who holds which, counted.
  *
- * Owns the pool's memory and two ledgers: pages (free, live, sending, cached) and sequence slots (free, live). A page is
- * reference-counted here and nowhere else. Thread: loop. The memory is anonymous and mapped at open; pages are page-aligned
- * and contiguous, so that one region covers them as a source of puts.
+ * Owns the pool's memory and two ledgers: pages (free, live, sending, cached) and sequence slots
+ * (free, live). A page is reference-counted here and nowhere else. Thread: loop. The memory is
+ * anonymous and mapped at open; pages are page-aligned and contiguous, so that one region covers
+ * them as a source of puts.
  */
 #ifndef BATON_ENGINE_POOL_H
 #define BATON_ENGINE_POOL_H

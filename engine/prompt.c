@@ -1,5 +1,6 @@
-/* See prompt.h for the policy. A list in order of arrival; queues are bounded by admission to some hundreds, so the scan is
- * cheaper than any heap that would have to be kept in order while n_done moves. */
+/* See prompt.h for the policy. A list in order of arrival; queues are bounded by admission to some
+ * hundreds, so the scan is cheaper than any heap that would have to be kept in order while n_done
+ * moves. */
 #include "engine/prompt.h"
 
 #include <stddef.h>

@@ -1,11 +1,12 @@
 /* Logits to tokens on the host.
  *
- * Owns scratch for one drawing at a time and keeps nothing between drawings. The one invariant: the set of ids that
- * survives the cuts is defined by the total order (probability descending, id ascending), so it can't depend on how it was
- * found; the draw then walks that set in ascending id order. Greedy decoding (temperature 0) without penalties never sorts.
+ * Owns scratch for one drawing at a time and keeps nothing between drawings. The one invariant: the
+ * set of ids that survives the cuts is defined by the total order (probability descending, id
+ * ascending), so it can't depend on how it was found; the draw then walks that set in ascending id
+ * order. Greedy decoding (temperature 0) without penalties never sorts.
  *
- * Cost of a sampled draw is one pass for the maximum, one for exp, and a sort of the survivors of top_k only when top_p or
- * top_k is set: a few hundred microseconds at 129,280 ids.
+ * Cost of a sampled draw is one pass for the maximum, one for exp, and a sort of the survivors of
+ * top_k only when top_p or top_k is set: a few hundred microseconds at 129,280 ids.
  */
 #include "engine/sampler.h"
 
@@ -104,7 +105,8 @@ static void sift_down(const float *values, uint32_t *heap, uint32_t n, uint32_t 
     }
 }
 
-/* The k ids that come first in the order, first one first, into `ids`: a heap whose root is the last of those kept. */
+/* The k ids that come first in the order, first one first, into `ids`: a heap whose root is the
+ * last of those kept. */
 static uint32_t top_ids(const float *values, uint32_t n, uint32_t k, uint32_t *ids)
 {
     if (k > n) {
@@ -149,8 +151,8 @@ static void raw_logprobs(const float *logits, uint32_t n, const struct engine_sa
 }
 
 static void apply_bias_and_penalties(float *logits, uint32_t n,
-                                     const struct engine_sampling *sampling,
-                                     const uint32_t *counts, uint32_t n_generated)
+                                     const struct engine_sampling *sampling, const uint32_t *counts,
+                                     uint32_t n_generated)
 {
     for (uint32_t i = 0; i < sampling->n_logit_bias; i++) {
         if (sampling->logit_bias[i].id < n) {
@@ -175,16 +177,19 @@ static void apply_bias_and_penalties(float *logits, uint32_t n,
         logits[i] = logits[i] > 0 ? logits[i] / repeat : logits[i] * repeat;
         uint32_t generated = counts[i] & 0x7fffffff;
         if (generated) {
-            logits[i] -= sampling->presence_penalty + sampling->frequency_penalty * (float)generated;
+            logits[i] -=
+                sampling->presence_penalty + sampling->frequency_penalty * (float)generated;
         }
     }
 }
 
-/* Cuts by top_k and top_p: marks survivors in keep, returns their number. `weights` are exp(logit - max). */
+/* Cuts by top_k and top_p: marks survivors in keep, returns their number. `weights` are exp(logit -
+ * max). */
 static uint32_t cut_candidates(struct sampler *sampler, const struct engine_sampling *sampling)
 {
     uint32_t n = sampler->vocab_size;
-    uint32_t k = sampling->top_k > 0 && (uint32_t)sampling->top_k < n ? (uint32_t)sampling->top_k : n;
+    uint32_t k =
+        sampling->top_k > 0 && (uint32_t)sampling->top_k < n ? (uint32_t)sampling->top_k : n;
     const float *weights = sampler->logits;
     if (k == n && sampling->top_p >= 1) {
         memset(sampler->keep, 1, n);

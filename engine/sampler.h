@@ -1,12 +1,14 @@
 /* engine/sampler.h - logits to tokens.
  *
- * The steps and their order (http.md, 4): logit_bias and the ban of end tokens; repetition penalty, then presence and
- * frequency; temperature; top_k; top_p; min_p; draw. Every cut and every maximum resolves ties to the lowest id. Log
- * probabilities are of the raw distribution. The draw is u = U(seed, position) in [0, 1) walked over the kept ids in
- * ascending order: it depends on the seed and the absolute position of the token drawn, and on nothing else.
+ * The steps and their order (http.md, 4): logit_bias and the ban of end tokens; repetition penalty,
+ * then presence and frequency; temperature; top_k; top_p; min_p; draw. Every cut and every maximum
+ * resolves ties to the lowest id. Log probabilities are of the raw distribution. The draw is u =
+ * U(seed, position) in [0, 1) walked over the kept ids in ascending order: it depends on the seed
+ * and the absolute position of the token drawn, and on nothing else.
  *
- * Penalties: repetition divides positive and multiplies negative logits of every id seen in prompt or answer (CTRL, Keskar
- * et al. 2019, section 4.1); presence subtracts once, frequency once for each time the id was generated.
+ * Penalties: repetition divides positive and multiplies negative logits of every id seen in prompt
+ * or answer (CTRL, Keskar et al. 2019, section 4.1); presence subtracts once, frequency once for
+ * each time the id was generated.
  */
 #ifndef BATON_ENGINE_SAMPLER_H
 #define BATON_ENGINE_SAMPLER_H
@@ -26,7 +28,8 @@ void sampler_free(struct sampler *sampler);
 void sampler_draw(struct sampler *sampler, const float *logits,
                   const struct engine_sampling *sampling, const uint32_t *counts,
                   uint32_t n_generated, uint64_t position, struct engine_draw *ret_draw);
-/* U(seed, position): 53 bits of splitmix64's finaliser over both. Shared with other backends and tests. */
+/* U(seed, position): 53 bits of splitmix64's finaliser over both. Shared with other backends and
+ * tests. */
 double sampler_uniform(uint64_t seed, uint64_t position);
 /* True if the sampling needs counts. */
 bool sampler_has_penalties(const struct engine_sampling *sampling);

@@ -1,11 +1,12 @@
 /* The engine without arithmetic: see sim.h for what it computes.
  *
- * Owns one prefix hash a slot, and the script. Its invariant is its purpose: the bytes of page i of a sequence are
- * sim_image(prefix after 256 (i + 1) ids), those of the partial page and the tail sim_image(prefix after all ids), so a
- * receiver that knows the prompt recomputes every byte. A wrong byte is STATUS_CORRUPT and a log line, never a token.
+ * Owns one prefix hash a slot, and the script. Its invariant is its purpose: the bytes of page i of
+ * a sequence are sim_image(prefix after 256 (i + 1) ids), those of the partial page and the tail
+ * sim_image(prefix after all ids), so a receiver that knows the prompt recomputes every byte. A
+ * wrong byte is STATUS_CORRUPT and a log line, never a token.
  *
- * Time is slept on the compute thread in slices of at most 5 ms, and every slice ticks the progress counter and looks at
- * the cancel flag, as the layers of a model would.
+ * Time is slept on the compute thread in slices of at most 5 ms, and every slice ticks the progress
+ * counter and looks at the cancel flag, as the layers of a model would.
  */
 #include "engine/sim.h"
 
@@ -35,8 +36,8 @@ uint64_t sim_prefix_next(uint64_t prefix, uint32_t id)
     return z ^ (z >> 29) ^ (z << 31);
 }
 
-/* Printable ASCII in DeepSeek's vocabulary and in every one that orders its byte alphabet the same way: whatever is
- * sampled can be shown, and never ends a sequence. */
+/* Printable ASCII in DeepSeek's vocabulary and in every one that orders its byte alphabet the same
+ * way: whatever is sampled can be shown, and never ends a sequence. */
 uint32_t sim_token(uint64_t prefix, uint32_t vocab_size)
 {
     uint32_t n_plain = vocab_size > SIM_FIRST_ID + SIM_N_PLAIN_IDS ? SIM_N_PLAIN_IDS
@@ -286,7 +287,8 @@ static enum status sim_tail_read(struct engine *engine, struct engine_seq *seq, 
         const uint8_t *image = pool_page(engine->pool, seq->pages[page_i]);
         size_t right = sim_image_check(image, engine->info.page_bytes, prefix);
         if (right != engine->info.page_bytes) {
-            log_error("sim", "page %" PRIu32 " of sequence %016" PRIx64 " is wrong from byte %zu on",
+            log_error("sim",
+                      "page %" PRIu32 " of sequence %016" PRIx64 " is wrong from byte %zu on",
                       page_i, seq->owner, right);
             return STATUS_CORRUPT;
         }

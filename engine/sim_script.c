@@ -1,4 +1,5 @@
-/* The script file of the sim engine. One JSON object a line; see sim.h. Bounded: 64 MiB of file, 10,000 entries. */
+/* The script file of the sim engine. One JSON object a line; see sim.h. Bounded: 64 MiB of file,
+ * 10,000 entries. */
 #include "engine/sim_script.h"
 
 #include <errno.h>
@@ -73,8 +74,8 @@ static enum status read_pauses(const struct json *object, struct entry *entry, s
 static enum status read_entry(const struct json *object, uint32_t vocab_size, struct entry *entry,
                               struct error *err)
 {
-    enum status status = read_ids(json_get(object, "ids"), "ids", vocab_size, &entry->ids,
-                                  &entry->n_ids, err);
+    enum status status =
+        read_ids(json_get(object, "ids"), "ids", vocab_size, &entry->ids, &entry->n_ids, err);
     if (!status && json_get(object, "when_ids")) {
         status = read_ids(json_get(object, "when_ids"), "when_ids", vocab_size, &entry->when,
                           &entry->n_when, err);

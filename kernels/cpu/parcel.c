@@ -1,9 +1,10 @@
 /* The copy-and-checksum pass on the CPU.
  *
- * Owns nothing but arithmetic. The one property that matters: what is summed is what was stored to dst, never a second
- * read of src. A peer may still be writing to src (a landing slot), so each block is copied to dst first and summed from
- * there, while it is still in the first-level cache; a write that lands between the two spoils nothing. The sums are
- * integers, so the AVX2 and the generic loop agree exactly and each host may choose its own.
+ * Owns nothing but arithmetic. The one property that matters: what is summed is what was stored to
+ * dst, never a second read of src. A peer may still be writing to src (a landing slot), so each
+ * block is copied to dst first and summed from there, while it is still in the first-level cache; a
+ * write that lands between the two spoils nothing. The sums are integers, so the AVX2 and the
+ * generic loop agree exactly and each host may choose its own.
  */
 #include "kernels/parcel.h"
 
@@ -53,8 +54,8 @@ static void sum_generic(const struct parcel_key *key, struct parcel_sum *sum, co
 }
 
 #if defined(__x86_64__)
-/* Four words a turn. `x` holds a + b n in the low half of each 64-bit lane and c + d n in the high half, so that one 32-bit
- * add keys the whole word and one 32-bit add moves the keys on. */
+/* Four words a turn. `x` holds a + b n in the low half of each 64-bit lane and c + d n in the high
+ * half, so that one 32-bit add keys the whole word and one 32-bit add moves the keys on. */
 __attribute__((target("avx2"))) static void sum_avx2(const struct parcel_key *key,
                                                      struct parcel_sum *sum, const uint8_t *data,
                                                      size_t n_words, uint64_t first_word)
