@@ -92,6 +92,9 @@ bool json_iterate_next(struct json_iter *iter) must_check;
  */
 void json_dump_python(const struct json *value, struct buf *out);
 
+/* The same without any spaces. */
+void json_dump_compact(const struct json *value, struct buf *out);
+
 /*
  * Writing. A writer appends to a buf and keeps track of commas; it knows nothing else. Order and
  * nesting are the caller's duty (asserted). Borrow of out until the writer is done with.
