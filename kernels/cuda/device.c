@@ -1,0 +1,112 @@
+/* See device.h. The only file, with comm.c, that speaks to the CUDA runtime from C. */
+#include "kernels/cuda/device.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+static enum status from_cuda(cudaError_t code, const char *what, struct error *err)
+{
+    if (code == cudaSuccess) {
+        return STATUS_OK;
+    }
+    (void)cudaGetLastError();
+    return error_set(err, code == cudaErrorMemoryAllocation ? STATUS_EXHAUSTED : STATUS_SYSTEM,
+                     "%s: %s", what, cudaGetErrorString(code));
+}
+
+int device_count(void)
+{
+    int n = 0;
+    if (cudaGetDeviceCount(&n) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return n;
+}
+
+enum status device_select(int device_i, char *ret_text, size_t text_bytes, struct error *err)
+{
+    struct cudaDeviceProp prop;
+    enum status status = from_cuda(cudaSetDevice(device_i), "cudaSetDevice", err);
+    if (!status) {
+        status =
+            from_cuda(cudaGetDeviceProperties(&prop, device_i), "cudaGetDeviceProperties", err);
+    }
+    if (!status) {
+        snprintf(ret_text, text_bytes, "%s, sm_%d%d, %d SMs, %zu GiB", prop.name, prop.major,
+                 prop.minor, prop.multiProcessorCount, prop.totalGlobalMem >> 30);
+    }
+    return status;
+}
+
+enum status device_alloc(size_t bytes, void **ret_memory, struct error *err)
+{
+    void *memory = NULL;
+    size_t free_bytes = 0, all_bytes = 0;
+    enum status status = from_cuda(cudaMalloc(&memory, bytes), "cudaMalloc", err);
+    if (status == STATUS_EXHAUSTED && cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess) {
+        return error_set(err, status, "device memory: %zu MiB wanted, %zu of %zu MiB free",
+                         bytes >> 20, free_bytes >> 20, all_bytes >> 20);
+    }
+    if (!status) {
+        *ret_memory = memory;
+    }
+    return status;
+}
+
+void device_free(void *memory)
+{
+    if (memory && cudaFree(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+}
+
+enum status device_copy(void *dst, const void *src, size_t bytes, void *stream)
+{
+    return from_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream), "copy", NULL);
+}
+
+enum status device_fill(void *dst, int byte, size_t bytes, void *stream)
+{
+    return from_cuda(cudaMemsetAsync(dst, byte, bytes, stream), "fill", NULL);
+}
+
+enum status device_wait(void *stream, struct error *err)
+{
+    return from_cuda(cudaStreamSynchronize(stream), "device", err);
+}
+
+enum status device_time(void (*run)(void *cookie, void *stream), void *cookie, int n, float *ret_ms,
+                        struct error *err)
+{
+    cudaEvent_t begin, end;
+    enum status status = from_cuda(cudaEventCreate(&begin), "event", err);
+    if (status) {
+        return status;
+    }
+    status = from_cuda(cudaEventCreate(&end), "event", err);
+    if (status) {
+        goto destroy_begin;
+    }
+    status = from_cuda(cudaEventRecord(begin, NULL), "event", err);
+    for (int i = 0; !status && i < n; i++) {
+        run(cookie, NULL);
+    }
+    if (!status) {
+        status = from_cuda(cudaEventRecord(end, NULL), "event", err);
+    }
+    if (!status) {
+        status = from_cuda(cudaEventSynchronize(end), "event", err);
+    }
+    float ms = 0;
+    if (!status) {
+        status = from_cuda(cudaEventElapsedTime(&ms, begin, end), "event", err);
+    }
+    if (!status) {
+        *ret_ms = ms;
+    }
+    (void)cudaEventDestroy(end);
+destroy_begin:
+    (void)cudaEventDestroy(begin);
+    return status;
+}

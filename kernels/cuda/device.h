@@ -1,0 +1,33 @@
+/* kernels/cuda/device.h - devices, their memory and streams, as the rest of the code may see them.
+ *
+ * CUDA's codes become enum status here, and a sticky error is cleared where it is turned. Thread:
+ * one per device; a handle is not shared. What is NULL-safe says so.
+ */
+#ifndef BATON_KERNELS_CUDA_DEVICE_H
+#define BATON_KERNELS_CUDA_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Devices that can be used now; 0 where there is no driver. */
+int device_count(void);
+/* Makes `device_i` the calling thread's device and describes it, e.g. "NVIDIA H200, sm_90, 132 SMs,
+ * 139 GiB". */
+must_check enum status device_select(int device_i, char *ret_text, size_t text_bytes,
+                                     struct error *err);
+/* Device memory; EXHAUSTED says how much was free. device_free(NULL) is fine. */
+must_check enum status device_alloc(size_t bytes, void **ret_memory, struct error *err);
+void device_free(void *memory);
+/* Between host and device or device and device, in the order of `stream` (NULL: the default one).
+ */
+must_check enum status device_copy(void *dst, const void *src, size_t bytes, void *stream);
+must_check enum status device_fill(void *dst, int byte, size_t bytes, void *stream);
+/* Waits for everything on `stream`: at start and in tests, never inside a step. */
+must_check enum status device_wait(void *stream, struct error *err);
+/* Milliseconds that `n` calls of run(cookie, stream) took on the device, by events. */
+must_check enum status device_time(void (*run)(void *cookie, void *stream), void *cookie, int n,
+                                   float *ret_ms, struct error *err);
+
+#endif
