@@ -130,18 +130,18 @@ def p_pool(K, S, ape, norm, cos, sin, H, ratio, eps, mode):
     return cache(e, mode) if H is None else index_form(e, H, mode)
 
 
-def p_softmax_window(W, mask, sink, mode):
+def p_softmax_window(W, mask, sink, scale, mode):
     """W [B, nb, 128, H, 256]"""
-    W = W.float().masked_fill(~mask, -1e30)
+    W = (W.float() * scale).masked_fill(~mask, -1e30)
     M = torch.maximum(W.amax(-1, keepdim=True), sink[:, None]).detach()
     E = torch.exp(W - M)
     Z = E.sum(-1, keepdim=True) + torch.exp(sink[:, None] - M)
-    return mode.r(E / Z).to(torch.bfloat16 if mode.half else torch.float32)
+    return (E / Z).to(torch.bfloat16 if mode.half else torch.float32)
 
 
-def p_softmax_both(W, Cs, mask, keep, sink, mode):
+def p_softmax_both(W, Cs, mask, keep, sink, scale, mode):
     """W [B, T, H, 256] window scores, Cs [B, T, H, n] compressed scores, keep [B or 1, T, n] -> both probabilities"""
-    W, Cs = W.float().masked_fill(~mask, -1e30), Cs.float().masked_fill(~keep[:, :, None], -1e30)
+    W, Cs = (W.float() * scale).masked_fill(~mask, -1e30), (Cs.float() * scale).masked_fill(~keep[:, :, None], -1e30)
     M = torch.maximum(torch.maximum(W.amax(-1, keepdim=True), Cs.amax(-1, keepdim=True)), sink[:, None]).detach()
     E, G = torch.exp(W - M), torch.exp(Cs - M)
     Z = E.sum(-1, keepdim=True) + G.sum(-1, keepdim=True) + torch.exp(sink[:, None] - M)
@@ -169,10 +169,10 @@ def p_index_score(dots, w, mode):
     return (torch.relu(dots.float()) * w.float()[..., None]).sum(-2)
 
 
-def p_index_loss(scores, C, W, wmask, vis, sink):
+def p_index_loss(scores, C, W, wmask, vis, sink, scale):
     """mean over queries of KL(attention on compressed entries, summed over heads and normalised || softmax of the index scores).
     C [B, T, H, n] and W [B, T, H, 256]: attention scores, without gradient."""
-    C, W = C.float().masked_fill(~vis[:, :, None], -1e30), W.float().masked_fill(~wmask, -1e30)
+    C, W = (C.float() * scale).masked_fill(~vis[:, :, None], -1e30), (W.float() * scale).masked_fill(~wmask, -1e30)
     M = torch.maximum(C.amax(-1, keepdim=True), torch.maximum(W.amax(-1, keepdim=True), sink[:, None]))
     E = torch.exp(C - M)
     Z = E.sum(-1, keepdim=True) + torch.exp(W - M).sum(-1, keepdim=True) + torch.exp(sink[:, None] - M)
@@ -383,7 +383,7 @@ class Model:
         """the index_topk best visible entries, ties to the lowest index"""
         k = s.c['index_topk']
         sc = scores.masked_fill(~vis, float('-inf'))
-        order = torch.sort(sc, -1, descending=True, stable=True)[1][..., :k]
+        order = torch.sort(sc, dim=-1, stable=True, descending=True)[1][..., :k]
         return torch.zeros_like(sc, dtype=torch.bool).scatter_(-1, order, True) & vis
 
     def attention(s, p, ratio, x, B, T, mode, train):
@@ -392,7 +392,6 @@ class Model:
         cos, sin = s.angles(T, B, ratio)
         qr, q, kv = piece('p_attn_in', mode)(x, P[p + 'wq_a.weight'], P[p + 'q_norm.weight'], P[p + 'wq_b.weight'], P[p + 'wkv.weight'], P[p + 'kv_norm.weight'], cos, sin, nh, eps, mode)
         nb = T // w
-        q = q * hd ** -0.5                                                 # a power of two or exact enough: hd^-0.5 in the scores
         kb = kv.view(B, nb, w, hd)
         kb = torch.cat([F.pad(kb[:, :-1], (0, 0, 0, 0, 1, 0)), kb], 2)    # [B, nb, 256, hd]
         qb = q.view(B * nb, w * nh, hd)
@@ -400,7 +399,7 @@ class Model:
         W = torch.bmm(qb, kb.mT)
         mask = s.window_mask(T)
         if not ratio:
-            Pw = piece('p_softmax_window', mode)(W.view(B, nb, w, nh, 2 * w), mask[None, :, :, None], P[p + 'attn_sink'], mode)
+            Pw = piece('p_softmax_window', mode)(W.view(B, nb, w, nh, 2 * w), mask[None, :, :, None], P[p + 'attn_sink'], hd ** -0.5, mode)
             o = torch.bmm(Pw.view(B * nb, w * nh, 2 * w), kb)
         else:
             ce = s.compress(p + 'compressor.', x, B, T, ratio, False, mode)
@@ -410,7 +409,7 @@ class Model:
             keep, W4, m4 = vis, W.view(B, T, nh, 2 * w), mask.view(1, T, 1, 2 * w)
             if ratio == 4 and (train or (mode.topk and n > c['index_topk']) or s.keep_scores is not None):
                 keep = s.indexer(p + 'indexer.', x, qr, B, T, W4, Cs, m4, vis, P[p + 'attn_sink'], mode, train)
-            Pw, Pc = piece('p_softmax_both', mode)(W4, Cs, m4, keep, P[p + 'attn_sink'], mode)
+            Pw, Pc = piece('p_softmax_both', mode)(W4, Cs, m4, keep, P[p + 'attn_sink'], hd ** -0.5, mode)
             o = torch.bmm(Pw.view(B * nb, w * nh, 2 * w), kb).view(B, T * nh, hd) + torch.bmm(Pc.view(B, T * nh, n), ce)
         return piece('p_attn_out', mode)(o.view(B * T, nh, hd), cos, sin, P[p + 'wo_a.weight'], P[p + 'wo_b.weight'], c['o_groups'], mode)
 
@@ -427,7 +426,7 @@ class Model:
             r = train % 4                                                  # a quarter of the queries, another one each step
             sub = slice(r, None, 4)
             sc = score(qi[:, sub], wi[:, sub].contiguous())
-            s.index_losses.append(piece('p_index_loss', mode)(sc, Cs[:, sub].detach().contiguous(), W[:, sub].detach().contiguous(), wmask[:, sub].contiguous(), vis[:, sub].contiguous(), sink.detach()))
+            s.index_losses.append(piece('p_index_loss', mode)(sc, Cs[:, sub].detach().contiguous(), W[:, sub].detach().contiguous(), wmask[:, sub].contiguous(), vis[:, sub].contiguous(), sink.detach(), c['head_dim'] ** -0.5))
         if not mode.topk or n <= c['index_topk']:
             if s.keep_scores is not None:
                 s.keep_scores.append((score(qi, wi), Cs, vis))
