@@ -730,6 +730,30 @@ enum status model_config_load(const char *dir, struct model_config *ret_config, 
     return status;
 }
 
+/* --- a digest's text --- */
+
+void model_config_describe(const struct model_config *config, struct buf *out)
+{
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        const char *from = (const char *)config + fields[i].offset;
+        buf_printf(out, "%s ", fields[i].key);
+        if (fields[i].kind == FIELD_U32) {
+            buf_printf(out, "%u\n", *(const uint32_t *)from);
+        } else if (fields[i].kind == FIELD_FLOAT) {
+            buf_printf(out, "%.9g\n", (double)*(const float *)from);
+        } else {
+            buf_printf(out, "%.17g\n", *(const double *)from);
+        }
+    }
+    buf_append_text(out, "compress_ratios");
+    for (uint32_t i = 0; i < config->n_layers + config->n_extra_layers; i++) {
+        buf_printf(out, " %u", config->layers[i].ratio);
+    }
+    buf_printf(out, "\nyarn %d %.17g %u %.17g %.17g\n", config->has_yarn, config->yarn_factor,
+               config->yarn_original_positions, config->yarn_beta_fast, config->yarn_beta_slow);
+    buf_printf(out, "bos %u\n", config->bos_id);
+}
+
 /* --- tokenizer.json --- */
 
 static enum status mark_id(const struct json *value, uint32_t vocab_size, uint8_t *seen,

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/buf.h"
 #include "base/status.h"
 
 /*
@@ -116,5 +117,11 @@ enum status must_check model_config_parse(const char *name, const void *config, 
  */
 enum status must_check model_config_check_tokenizer(const struct model_config *config,
                                                     const char *dir, struct error *err);
+
+/*
+ * Appends every field that has a part in what the model computes, as lines of text, the same for
+ * the same model: what a digest is made of.
+ */
+void model_config_describe(const struct model_config *config, struct buf *out);
 
 #endif
