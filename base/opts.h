@@ -26,9 +26,9 @@
  *   OPT_GROUP      -                   no option: a heading, its name is the text
  *
  * Later beats earlier: default, configuration file (--config FILE or BATON_CONFIG), environment
- * (BATON_<NAME>, then BATON_<PROGRAM>_<NAME>; the program baton-router is ROUTER; an environment
- * variable gives a list split at commas), command line. A list given by a later source replaces
- * that of an earlier one. The options --help, --version, --config, --print-man and
+ * (BATON_<NAME>, then BATON_<PROGRAM>_<NAME>; the program baton-router is ROUTER; an empty variable
+ * counts as not set; a list is split at commas), command line. A list given by a later source
+ * replaces that of an earlier one. The options --help, --version, --config, --print-man and
  * --print-completion are there by themselves.
  */
 enum opt_kind {
