@@ -1,0 +1,261 @@
+/* kernels/ops.h - the model's operations: the table a backend fills, and the shapes they meet.
+ *
+ * Implementer's guide. A backend is one device (or one simulated device of a group). It is opened
+ * with the model's dimensions and the largest call it will see, and allocates what it needs then;
+ * no operation allocates, reads a file or keeps a pointer beyond what is said below. Operations are
+ * called in the order of engine/forward.c by one thread. They may return before their work is done
+ * as long as later calls on the same device see it; `wait` ends that. Arithmetic is that of the
+ * reference with every rounding point of its quantised code, or, opened with `exact`, the same
+ * without any rounding or simulated quantisation.
+ *
+ * What a row gets may depend on its sequence and inputs alone: not on how many rows the call has,
+ * where the row stands in it, nor how its prompt was cut. So every sum has one order, fixed by
+ * shape and position, and sums that grow along a sequence (the online triple of heavy layers) are
+ * made token by token. tests/kernels hold each operation to a plain double reference, and the whole
+ * graph to bitwise equality over chunkings and batches.
+ *
+ * Arrays are row-major floats in the device's memory; with rounding on they hold bfloat16 values.
+ * T is rows->n_rows. To add a backend: fill the table, give it a line in kernels/registry.c that
+ * says what it needs, and run tests/kernels on it. To add an operation: it must be the model's own,
+ * at the grain at which a GPU fuses it, with a CPU version first.
+ *
+ *   embed       token ids to the four streams
+ *   mhc         hyper-connections: streams to a sublayer's normed input, and its output back
+ *   project     q (normed, rotated), its low-rank form qr, kv (normed, rotated, quantised)
+ *   compress    tokens to cache entries or index keys, with the state between calls
+ *   indexer     index queries and head weights
+ *   topk        index scores of every visible entry, and the best of them
+ *   attend      window and entries, sink, inverse rotation; then the window takes the new rows
+ *   oproj       grouped low-rank output projection
+ *   route       experts of a row and their weights
+ *   experts     routed and shared experts, summed
+ *   head        streams to logits
+ *   sample      NULL: drawn on the host (engine/sampler)
+ *   comm        sum over the devices of a group, in rank order
+ */
+#ifndef BATON_KERNELS_OPS_H
+#define BATON_KERNELS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "kernels/formats.h"
+
+enum { OPS_HC = 4, OPS_HC_OUT = 24, OPS_SPARSE_RATIO = 4, OPS_STATE_RING = 16 };
+
+/* What a device computes with. Under tensor parallelism the counts marked (local) are its share. */
+struct ops_dims {
+    uint32_t hidden;
+    uint32_t vocab;   /* (local) rows of the head */
+    uint32_t n_heads; /* (local) */
+    uint32_t head_dim, rope_dim;
+    uint32_t q_lora;
+    uint32_t o_groups; /* (local) divides n_heads */
+    uint32_t o_lora;
+    uint32_t window;                             /* tokens, the query's own included */
+    uint32_t ring;                               /* tokens a window slot holds, at least window */
+    uint32_t index_heads, index_dim, index_topk; /* 0: no sparse layer */
+    uint32_t n_experts;                          /* all of them */
+    uint32_t n_experts_used;
+    uint32_t expert_first, expert_end; /* (local) this device's experts */
+    uint32_t expert_width;
+    bool has_shared; /* (local) whether this device adds the shared expert */
+    float route_scale;
+    float swiglu_limit; /* 0: no clamp */
+    uint32_t hc_iters;
+    float hc_eps, rms_eps;
+    bool exact; /* no rounding, no simulated quantisation, f32 entries */
+    enum formats_entry_kind entry_kind;
+    double rope_theta, compress_theta; /* of window-only layers, and of the others */
+    bool has_yarn;                     /* on the others */
+    double yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_original;
+};
+
+/* Largest call. */
+struct ops_limits {
+    uint32_t n_rows;
+    uint32_t n_tokens;    /* longest sequence */
+    uint32_t heavy_ratio; /* of heavy layers; 0: none */
+    uint32_t n_threads;   /* of a host backend; 0: one a core */
+};
+
+enum ops_format { OPS_F32, OPS_BF16, OPS_FP8_BLOCK, OPS_MXFP4, OPS_NVFP4 };
+enum ops_scale { OPS_SCALE_NONE, OPS_SCALE_E8M0, OPS_SCALE_F32, OPS_SCALE_E4M3 };
+
+/* A matrix [rows = outputs, cols = inputs] as a checkpoint has it, or a part of it: element (r, c)
+ * is element (row_first + r, col_first + c) of what `data` and `scale` describe. Host memory. */
+struct ops_source {
+    enum ops_format format;
+    uint32_t rows, cols, row_first, col_first;
+    size_t row_bytes;
+    const void *data;
+    enum ops_scale scale_format;
+    uint32_t block_rows, block_cols, scale_cols;
+    const void *scale;
+    float global_scale;
+    bool is_table;     /* rows are looked up, not multiplied with */
+    bool plain_inputs; /* inputs are not quantised even where the weights are (wo_a) */
+};
+
+/* A matrix in the backend's own form. Owner: the device that packed it; freed with it. */
+struct ops_matrix {
+    void *data;
+    uint32_t rows, cols;
+    uint8_t form;     /* the backend's */
+    bool quant_input; /* inputs go through the FP8 quantiser, groups of 128 */
+};
+
+struct ops_hc {
+    struct ops_matrix fn;      /* [24, 4 hidden]; of the head [4, 4 hidden] */
+    const float *base, *scale; /* [24] [3]; of the head [4] [1] */
+};
+
+struct ops_compressor {
+    struct ops_matrix wkv, wgate; /* [c d, hidden], c = 2 for ratio 4, else 1 */
+    const float *ape;             /* [ratio, c d] */
+    const float *norm;            /* [d] */
+};
+
+struct ops_expert {
+    struct ops_matrix w1, w3, w2;
+};
+
+/* Where a layer's part of a page, of a window slot and of a state slot lies, in bytes. Entry j of a
+ * sequence is entry j % entries_a_page of page j / entries_a_page; position p is window row
+ * p % ring. */
+struct ops_place {
+    uint32_t ratio;                            /* 0: window only */
+    uint32_t entries_a_page;                   /* page tokens / ratio */
+    size_t entry, entry_scale, key, key_scale; /* in a page: the first of each */
+    size_t window, window_scale;               /* in a window slot */
+    size_t state, index_state;                 /* in a state slot */
+};
+
+struct ops_layer {
+    struct ops_place place;
+    struct ops_hc hc_attn, hc_ffn;
+    const float *attn_norm, *ffn_norm;
+    const float *attn_sink; /* [n_heads] */
+    struct ops_matrix wq_a, wq_b, wkv, wo_a, wo_b;
+    const float *q_norm, *kv_norm;
+    struct ops_compressor compressor, index_compressor;
+    struct ops_matrix index_wq_b, index_weights;
+    struct ops_matrix gate;
+    const float *gate_bias;           /* NULL: hash routed */
+    const uint16_t *tid2eid;          /* [vocab, n_experts_used] or NULL */
+    const struct ops_expert *experts; /* n_experts; only the device's own are packed */
+    struct ops_expert shared;
+};
+
+struct ops_globals {
+    struct ops_matrix embed; /* a table */
+    struct ops_matrix head;
+    const float *norm;
+    struct ops_hc hc_head;
+};
+
+/* Pool and slots of a device. */
+struct ops_kv {
+    uint8_t *pool;
+    size_t page_bytes;
+    uint8_t *windows, *states;
+    size_t window_bytes, state_bytes; /* of one slot */
+};
+
+/* One sequence of a call: rows [first_row, first_row + n_rows) are its tokens at positions
+ * `position`, `position` + 1, ... */
+struct ops_seq {
+    const uint32_t *pages; /* page ids, covering all of these positions */
+    uint32_t slot;
+    uint32_t first_row, n_rows;
+    uint32_t position;
+};
+
+struct ops_rows {
+    uint32_t n_rows, n_seqs;
+    const uint32_t *tokens;    /* [n_rows] */
+    const uint32_t *positions; /* [n_rows] */
+    const uint32_t *seq_of;    /* [n_rows] index into seqs */
+    const struct ops_seq *seqs;
+};
+
+/* Entries a row attends to in a sparse layer: ascending indexes. */
+struct ops_selection {
+    uint32_t *n;     /* [T] */
+    uint32_t *index; /* [T, index_topk] */
+};
+
+struct ops_device;
+
+struct ops {
+    const char *name; /* "cpu" */
+
+    enum status (*open)(const struct ops_dims *dims, const struct ops_limits *limits,
+                        struct ops_device **ret_device, struct error *err);
+    void (*close)(struct ops_device *device);
+    /* Memory of the device, zeroed; NULL when out. Freed by close. */
+    void *(*alloc)(struct ops_device *device, size_t bytes);
+    /* Bytes handed out so far. */
+    size_t (*allocated)(const struct ops_device *device);
+    /* Packs a matrix, or copies floats, into the device's memory. EXHAUSTED. */
+    enum status (*pack)(struct ops_device *device, const struct ops_source *source,
+                        struct ops_matrix *ret_matrix);
+    const float *(*upload)(struct ops_device *device, const float *values, size_t n);
+    void (*wait)(struct ops_device *device);
+
+    /* First of a call: whatever depends on positions alone. */
+    void (*begin)(struct ops_device *device, const struct ops_rows *rows);
+    /* ret_streams [T, 4, hidden] */
+    void (*embed)(struct ops_device *device, const struct ops_rows *rows,
+                  const struct ops_matrix *table, float *ret_streams);
+    /* ret_x [T, hidden] normed by `norm`, ret_mix [T, 4 + 16]: post, then the mixing matrix with
+     * the source stream first. */
+    void (*mhc_pre)(struct ops_device *device, const struct ops_rows *rows, const struct ops_hc *hc,
+                    const float *norm, const float *streams, float *ret_x, float *ret_mix);
+    void (*mhc_post)(struct ops_device *device, const struct ops_rows *rows, const float *y,
+                     const float *mix, float *streams);
+    /* ret_qr [T, q_lora], ret_q [T, n_heads, head_dim], ret_kv [T, head_dim]. */
+    void (*project)(struct ops_device *device, const struct ops_rows *rows,
+                    const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                    float *ret_kv);
+    /* Entries (or, with index, keys) that these tokens complete go to their pages. */
+    void (*compress)(struct ops_device *device, const struct ops_rows *rows,
+                     const struct ops_layer *layer, bool index, const float *x,
+                     const struct ops_kv *kv);
+    /* ret_iq [T, index_heads, index_dim], ret_iw [T, index_heads] */
+    void (*indexer)(struct ops_device *device, const struct ops_rows *rows,
+                    const struct ops_layer *layer, const float *x, const float *qr, float *ret_iq,
+                    float *ret_iw);
+    /* Best index_topk of the entries that each row may see; ties to the lowest index. */
+    void (*topk)(struct ops_device *device, const struct ops_rows *rows,
+                 const struct ops_layer *layer, const float *iq, const float *iw,
+                 const struct ops_kv *kv, struct ops_selection *ret_selection);
+    /* selection is read in sparse layers alone. ret_o [T, n_heads, head_dim] */
+    void (*attend)(struct ops_device *device, const struct ops_rows *rows,
+                   const struct ops_layer *layer, const float *q, const float *kv_rows,
+                   const struct ops_selection *selection, const struct ops_kv *kv, float *ret_o);
+    /* ret_y [T, hidden]; partial under tensor parallelism. */
+    void (*oproj)(struct ops_device *device, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *o, float *ret_y);
+    /* ret_experts, ret_weights [T, n_experts_used]: distinct ids */
+    void (*route)(struct ops_device *device, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, uint32_t *ret_experts,
+                  float *ret_weights);
+    /* ret_y [T, hidden]; partial under tensor parallelism. */
+    void (*experts)(struct ops_device *device, const struct ops_rows *rows,
+                    const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                    const float *weights, float *ret_y);
+    /* Logits of n of the rows: ret_logits[i] (vocab floats each) for row which[i]. */
+    void (*head)(struct ops_device *device, const struct ops_globals *globals, const float *streams,
+                 const uint32_t *which, uint32_t n, float *const *ret_logits);
+    /* y[rank] [T, hidden] of every device becomes the sum over ranks in rank order, rounded once.
+     */
+    void (*comm)(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
+                 float *const *y);
+};
+
+extern const struct ops ops_cpu;
+
+#endif
