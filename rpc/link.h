@@ -34,16 +34,18 @@ struct link_events {
     void (*opened)(void *cookie, struct link *link);
     /* One message; bytes live for the call. */
     void (*message)(void *cookie, struct link *link, const uint8_t *bytes, size_t n_bytes);
-    /* The peer will send nothing more, and still reads. NULL: link_finish is called for you. */
+    /* Server: the client will send nothing more, and still reads; or it was lost, which `closed`
+     * tells next. NULL: link_finish is called for you. */
     void (*ended)(void *cookie, struct link *link);
     /*
-     * An open link is over, once for each opening. status is STATUS_OK when both ends finished;
-     * STATUS_PEER_LOST; STATUS_PEER_REFUSED with the peer's words (link_refuse, or a wrong token);
-     * or as rpc_code_status. text lives for the call. A client end dials again by itself unless
-     * the status is STATUS_OK after its own link_finish; a server end waits for link_close.
+     * An open link is over, once for each opening. status is STATUS_OK when the server finished in
+     * order; STATUS_PEER_LOST; STATUS_PEER_REFUSED with the peer's words (link_refuse); or as
+     * rpc_code_status. text lives for the call. A client end dials again by itself unless the
+     * status is STATUS_OK after its own link_finish; a server end waits for link_close.
      */
     void (*closed)(void *cookie, struct link *link, enum status status, const char *text);
-    /* Client, may be NULL: an attempt to open failed; the next follows. */
+    /* Client, may be NULL: an attempt to open failed, for instance by a wrong token
+     * (STATUS_PEER_REFUSED); the next follows. */
     void (*failed)(void *cookie, struct link *link, enum status status, const char *text);
     /* May be NULL: after link_send said STATUS_EXHAUSTED the queue is half empty again. */
     void (*writable)(void *cookie, struct link *link);
@@ -102,8 +104,11 @@ void link_refuse(struct link *link, const char *text);
 /* The same with any code but RPC_OK. */
 void link_refuse_code(struct link *link, enum rpc_code code, const char *text);
 
-/* Ends the stream now, drops what is queued, and releases the link. NULL is allowed. May be called
- * inside its own callbacks. */
+/*
+ * Ends the stream now, drops what is queued, and releases the link; a server's end that was
+ * finished still sends what is queued, for at most 2 s. NULL is allowed. May be called inside its
+ * own callbacks.
+ */
 void link_close(struct link *link);
 
 /* Client's end: drops the stream (closed does not run) and dials again at once: for a peer that

@@ -20,7 +20,8 @@ struct rpc_server;
 struct rpc_server_call;
 
 struct rpc_server_options {
-    const char *host; /* name or literal, without brackets; NULL, "" or "::": every address */
+    const char *host; /* name or literal, without brackets; NULL, "", "::" or "0.0.0.0": every
+                         address, of both families where the system has them */
     uint16_t port;    /* 0: the kernel picks */
     struct rpc_security security;
     struct rpc_limits limits;

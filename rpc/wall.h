@@ -1,0 +1,60 @@
+#ifndef BATON_RPC_WALL_H
+#define BATON_RPC_WALL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+
+#include "base/buf.h"
+#include "rpc/core.h"
+
+/*
+ * What the files of rpc/ share behind the wall: gRPC's types end here. Loop thread.
+ */
+
+/*
+ * The tag of one batch. Embedded in its owner, which may not go before fn has run. fn runs on the
+ * loop thread; ok is what the completion queue said.
+ */
+struct rpc_op {
+    void (*fn)(struct rpc_op *op, bool ok);
+    bool ok;
+};
+
+struct loop *rpc_core_loop(struct rpc_core *core);
+grpc_completion_queue *rpc_core_queue(struct rpc_core *core);
+
+/* Counts objects that still have batches out: rpc_core_free waits for them. */
+void rpc_core_live_add(struct rpc_core *core, int difference);
+
+/* Limits with the defaults filled in. */
+struct rpc_limits rpc_limits_fill(const struct rpc_limits *limits);
+
+/* A copy of security that owns its strings, and its end. */
+void rpc_security_copy(struct rpc_security *to, const struct rpc_security *from);
+void rpc_security_fini(struct rpc_security *security);
+
+/* Do the TLS texts go together? */
+enum status must_check rpc_security_check(const struct rpc_security *security, bool server,
+                                          struct error *err);
+
+/* "ipv4:1.2.3.4:5", "ipv6:[::1]:5" or "dns:///name:5"; for mem_free. */
+char *rpc_target_make(const char *host, uint16_t port);
+
+/* Channel arguments under construction; strings must outlive it. */
+struct rpc_args {
+    grpc_arg args[24];
+    grpc_channel_args list;
+};
+
+void rpc_args_init(struct rpc_args *args, const struct rpc_limits *limits);
+void rpc_args_int(struct rpc_args *args, const char *key, int value);
+void rpc_args_string(struct rpc_args *args, const char *key, const char *value);
+
+/* Replaces the content of out by the content of the byte buffer. */
+void rpc_bytes_read(grpc_byte_buffer *from, struct buf *out);
+
+#endif

@@ -1,0 +1,399 @@
+/*
+ * Links between two real processes on loopback: order, loss, stop, restart, bound of the queue,
+ * refusal. argv[1] is the link_peer program.
+ */
+#include "rpc_test.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "rpc/link.h"
+
+extern char **environ;
+static const char *peer_program;
+
+struct child {
+    pid_t pid;
+    uint16_t port;
+};
+
+static struct child child_start(uint16_t port)
+{
+    struct child child;
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    char port_text[16];
+    snprintf(port_text, sizeof port_text, "%u", port);
+    char *argv[] = {(char *)peer_program, port_text, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fds[1], 1);
+    assert_int_equal(posix_spawn(&child.pid, peer_program, &actions, NULL, argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(fds[1]);
+    char text[16] = "";
+    assert_true(read(fds[0], text, sizeof text - 1) > 0);
+    close(fds[0]);
+    child.port = (uint16_t)atoi(text);
+    assert_true(child.port != 0);
+    return child;
+}
+
+static void child_kill(struct child *child)
+{
+    kill(child->pid, SIGKILL);
+    waitpid(child->pid, NULL, 0);
+}
+
+/* What a link told. */
+struct seen {
+    struct link *link;
+    const char *first; /* message sent at each opening */
+    bool opened, closed, failed, writable, hello;
+    unsigned n_messages, n_opened;
+    uint64_t closed_ns, hello_ns;
+    int peer_pid;
+    enum status status;
+    char text[1200];
+    char last[256];
+};
+
+static void on_opened(void *cookie, struct link *link)
+{
+    struct seen *seen = cookie;
+    seen->opened = true;
+    seen->n_opened++;
+    assert_int_equal(link_send(link, seen->first, strlen(seen->first)), STATUS_OK);
+}
+
+static void on_message(void *cookie, struct link *link, const uint8_t *bytes, size_t n_bytes)
+{
+    struct seen *seen = cookie;
+    seen->n_messages++;
+    size_t n = n_bytes < sizeof seen->last - 1 ? n_bytes : sizeof seen->last - 1;
+    memcpy(seen->last, bytes, n);
+    seen->last[n] = '\0';
+    if (sscanf(seen->last, "hello %d", &seen->peer_pid) == 1) {
+        seen->hello = true;
+        seen->hello_ns = loop_now_ns();
+    }
+}
+
+static void on_closed(void *cookie, struct link *link, enum status status, const char *text)
+{
+    struct seen *seen = cookie;
+    seen->closed = true;
+    seen->closed_ns = loop_now_ns();
+    seen->status = status;
+    snprintf(seen->text, sizeof seen->text, "%s", text);
+}
+
+static void on_failed(void *cookie, struct link *link, enum status status, const char *text)
+{
+    struct seen *seen = cookie;
+    seen->failed = true;
+    seen->status = status;
+    snprintf(seen->text, sizeof seen->text, "%s", text);
+}
+
+static void on_writable(void *cookie, struct link *link)
+{
+    struct seen *seen = cookie;
+    seen->writable = true;
+}
+
+static const struct link_events events = {
+    .opened = on_opened,
+    .message = on_message,
+    .closed = on_closed,
+    .failed = on_failed,
+    .writable = on_writable,
+};
+
+static void open_to(struct seen *seen, uint16_t port, const char *first, struct rpc_limits limits)
+{
+    struct link_options options = {
+        .host = "127.0.0.1", .port = port, .method = "/test.Peer/Serve", .limits = limits};
+    struct error err = {""};
+    *seen = (struct seen){.first = first};
+    assert_int_equal(link_connect(core, &options, &events, seen, &seen->link, &err), STATUS_OK);
+}
+
+static void test_echo(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_int_equal(link_send(seen.link, "x", 1), STATUS_PEER_LOST); /* not open yet */
+    assert_true(run_until(&seen.hello, 5000));
+    assert_int_equal(seen.peer_pid, child.pid);
+
+    size_t big = (8u << 20) - 64;
+    char *bytes = mem_alloc(big);
+    memset(bytes, 'a', big);
+    assert_int_equal(link_send(seen.link, bytes, big), STATUS_OK);
+    assert_int_equal(link_send(seen.link, "", 0), STATUS_OK);
+    assert_int_equal(link_send(seen.link, bytes, 9u << 20), STATUS_TOO_LARGE);
+    for (unsigned i = 0; i < 2500 && seen.n_messages < 3; i++) {
+        run_ms(2);
+    }
+    assert_int_equal(seen.n_messages, 3);
+    struct link_stats stats;
+    link_stats(seen.link, &stats);
+    assert_int_equal(stats.bytes_received, big + strlen("hello ") + (child.pid > 99999 ? 6 : 5) -
+                                               (child.pid < 10000) - (child.pid < 1000));
+    assert_true(link_idle_ns(seen.link) < 5 * NS_PER_S);
+    mem_free(bytes);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+static void test_order(void **state)
+{
+    enum { N = 200000 };
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "c", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    uint64_t start_ns = loop_now_ns();
+    for (uint32_t i = 1; i <= N;) {
+        uint8_t bytes[16] = {0};
+        put_le32(bytes, i);
+        enum status status = link_send(seen.link, bytes, sizeof bytes);
+        if (status == STATUS_OK) {
+            i++;
+            continue;
+        }
+        assert_int_equal(status, STATUS_EXHAUSTED);
+        seen.writable = false;
+        assert_true(run_until(&seen.writable, 5000));
+    }
+    while (link_send(seen.link, "end", 3) == STATUS_EXHAUSTED) {
+        run_ms(2);
+    }
+    for (unsigned i = 0; i < 10000 && seen.n_messages < 2; i++) {
+        run_ms(2);
+    }
+    double seconds = (double)(loop_now_ns() - start_ns) / 1e9;
+    assert_string_equal(seen.last, "200000 in order");
+    print_message("200000 messages of 16 bytes in %.2f s, %.0f a second\n", seconds, N / seconds);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+static void test_killed(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    uint64_t start_ns = loop_now_ns();
+    child_kill(&child);
+    assert_true(run_until(&seen.closed, 3000));
+    double ms = (double)(seen.closed_ns - start_ns) / 1e6;
+    print_message("kill -9 seen after %.1f ms: %s\n", ms, seen.text);
+    assert_int_equal(seen.status, STATUS_PEER_LOST);
+    assert_true(ms < 1000);
+    link_close(seen.link);
+}
+
+static void test_stopped(void **state)
+{
+    double worst_ms = 0;
+    for (unsigned round = 0; round < 3; round++) {
+        struct child child = child_start(0);
+        struct seen seen;
+        open_to(&seen, child.port, "e", (struct rpc_limits){0});
+        assert_true(run_until(&seen.hello, 5000));
+        run_ms(300 * round);
+        uint64_t start_ns = loop_now_ns();
+        kill(child.pid, SIGSTOP);
+        assert_true(run_until(&seen.closed, 5000));
+        double ms = (double)(seen.closed_ns - start_ns) / 1e6;
+        worst_ms = ms > worst_ms ? ms : worst_ms;
+        print_message("SIGSTOP seen after %.1f ms: %s\n", ms, seen.text);
+        assert_int_equal(seen.status, STATUS_PEER_LOST);
+        link_close(seen.link);
+        child_kill(&child);
+    }
+    assert_true(worst_ms <= 2000);
+}
+
+/* The sender of a flood sees the stop as well, though it always has something to write. */
+static void test_stopped_under_load(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "c", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    kill(child.pid, SIGSTOP);
+    uint64_t start_ns = loop_now_ns();
+    uint8_t bytes[1024] = {0};
+    while (!seen.closed && loop_now_ns() - start_ns < 5 * NS_PER_S) {
+        while (link_send(seen.link, bytes, sizeof bytes) == STATUS_OK) {
+        }
+        run_ms(2);
+    }
+    double ms = (double)(seen.closed_ns - start_ns) / 1e6;
+    print_message("SIGSTOP under load seen after %.1f ms: %s\n", ms, seen.text);
+    assert_true(seen.closed);
+    assert_true(ms <= 2000);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+static void test_restart(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    int first_pid = seen.peer_pid;
+    child_kill(&child);
+    assert_true(run_until(&seen.closed, 3000));
+    assert_false(link_is_open(seen.link));
+    run_ms(500); /* a few attempts fail */
+    seen.hello = false;
+    child = child_start(child.port);
+    uint64_t start_ns = loop_now_ns();
+    assert_true(run_until(&seen.hello, 5000));
+    print_message("open again %.0f ms after the restart\n",
+                  (double)(seen.hello_ns - start_ns) / 1e6);
+    assert_int_not_equal(seen.peer_pid, first_pid);
+    assert_int_equal(seen.n_opened, 2);
+    assert_true(seen.failed);
+    assert_true(seen.hello_ns - start_ns < 3 * NS_PER_S);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+static void test_queue_bound(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    struct rpc_limits limits = {.queue_messages = 100, .queue_bytes = 1u << 20};
+    open_to(&seen, child.port, "p", limits);
+    assert_true(run_until(&seen.hello, 5000));
+    run_ms(50);
+    uint32_t n_sent = 0;
+    bool full = false;
+    static uint8_t bytes[4096];
+    /* the peer reads nothing: first the windows of HTTP/2 and TCP fill, then our queue */
+    for (unsigned i = 0; i < 100; i++) {
+        enum status status = STATUS_OK;
+        while (status == STATUS_OK) {
+            put_le32(bytes, n_sent + 1);
+            status = link_send(seen.link, bytes, sizeof bytes);
+            n_sent += status == STATUS_OK;
+        }
+        assert_int_equal(status, STATUS_EXHAUSTED);
+        full = true;
+        seen.writable = false;
+        run_ms(2);
+    }
+    struct link_stats stats;
+    link_stats(seen.link, &stats);
+    print_message("%u messages of 4 KiB taken while the peer paused, %zu of them queued here\n",
+                  n_sent, stats.queued_messages);
+    assert_true(full && stats.queued_messages <= 100 && stats.queued_messages_max == 100);
+    assert_true(stats.n_exhausted > 0);
+    assert_true(run_until(&seen.writable, 5000));
+    while (link_send(seen.link, "end", 3) == STATUS_EXHAUSTED) {
+        run_ms(2);
+    }
+    for (unsigned i = 0; i < 2500 && seen.n_messages < 2; i++) {
+        run_ms(2);
+    }
+    char want[64];
+    snprintf(want, sizeof want, "%u in order", n_sent);
+    assert_string_equal(seen.last, want);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+static void test_refused(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "r", (struct rpc_limits){0});
+    assert_true(run_until(&seen.closed, 5000));
+    assert_int_equal(seen.status, STATUS_PEER_REFUSED);
+    print_message("%s\n", seen.text);
+    assert_non_null(strstr(seen.text, "decode-0 has 0102030405060708"));
+    assert_non_null(strstr(seen.text, "prefill-0 has 090a0b0c00000000"));
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+/* The server finishes; the client had not: it is told OK, and dials again. After its own finish it
+ * does not. */
+static void test_finish(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "f", (struct rpc_limits){0});
+    assert_true(run_until(&seen.closed, 5000));
+    assert_int_equal(seen.status, STATUS_OK);
+    assert_true(seen.hello);
+    seen.hello = false;
+    assert_true(run_until(&seen.hello, 5000));
+    link_close(seen.link);
+
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    assert_int_equal(link_send(seen.link, "last", 4), STATUS_OK);
+    link_finish(seen.link);
+    assert_int_equal(link_send(seen.link, "too late", 8), STATUS_PEER_LOST);
+    assert_true(run_until(&seen.closed, 5000));
+    assert_int_equal(seen.status, STATUS_OK);
+    assert_string_equal(seen.last, "last");
+    run_ms(500);
+    assert_int_equal(seen.n_opened, 1);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
+/* Nobody listens; then close while an attempt is under way. */
+static void test_nobody(void **state)
+{
+    struct child child = child_start(0);
+    child_kill(&child);
+    struct seen seen;
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_true(run_until(&seen.failed, 3000));
+    assert_int_equal(seen.status, STATUS_PEER_LOST);
+    assert_false(seen.opened);
+    link_reset(seen.link);
+    link_close(seen.link);
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    link_close(seen.link);
+    run_ms(200);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        fprintf(stderr, "usage: test_link LINK_PEER\n");
+        return 1;
+    }
+    peer_program = argv[1];
+    signal(SIGPIPE, SIG_IGN);
+    log_init(LOG_LEVEL_ERROR, false, NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_echo, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_order, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_stopped_under_load, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_restart, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_queue_bound, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_finish, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_nobody, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
