@@ -92,6 +92,8 @@ enum status rpc_core_create(struct loop *loop, struct rpc_core **ret_core, struc
     }
     /* gRPC writes its own opinion of each lost connection to standard error; ours is logged. */
     setenv("GRPC_VERBOSITY", "NONE", 0);
+    /* names resolve as everywhere else on this machine, not by the library's own client */
+    setenv("GRPC_DNS_RESOLVER", "native", 0);
     grpc_init();
     core->queue = grpc_completion_queue_create_for_next(NULL);
     int rc = pthread_create(&core->thread, NULL, queue_thread, core);

@@ -537,9 +537,10 @@ enum status stream_dial(struct rpc_core *core, const struct stream_target *targe
         deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                 gpr_time_from_nanos((int64_t)target->deadline_ns, GPR_TIMESPAN));
     }
-    stream->call = grpc_channel_create_call(
-        channel, NULL, GRPC_PROPAGATE_DEFAULTS, rpc_core_queue(core),
-        grpc_slice_from_copied_string(target->method), NULL, deadline, NULL);
+    grpc_slice method = grpc_slice_from_copied_string(target->method);
+    stream->call = grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+                                            rpc_core_queue(core), method, NULL, deadline, NULL);
+    grpc_slice_unref(method);
     grpc_op over = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
     over.data.recv_status_on_client.trailing_metadata = &stream->trailing_metadata;
     over.data.recv_status_on_client.status = &stream->over_code;
