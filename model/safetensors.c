@@ -200,7 +200,9 @@ static int by_offset(const void *a, const void *b)
 static enum status check_tiling(const char *file, struct safetensors_tensor *tensors, size_t n,
                                 uint64_t data_start, uint64_t file_bytes, struct error *err)
 {
-    qsort(tensors, n, sizeof(*tensors), by_offset);
+    if (n > 0) { /* of none there is no array */
+        qsort(tensors, n, sizeof(*tensors), by_offset);
+    }
     uint64_t cursor = 0;
     for (size_t i = 0; i < n; i++) {
         if (tensors[i].offset != cursor) {
@@ -270,8 +272,8 @@ static enum status header_parse(const char *file, const void *json, size_t json_
         }
     }
     if (status == STATUS_OK) {
-        status = check_tiling(file, list->items + first, list->n - first, 8 + json_bytes,
-                              file_bytes, err);
+        status = check_tiling(file, list->n > first ? list->items + first : NULL, list->n - first,
+                              8 + json_bytes, file_bytes, err);
     }
     json_free(root);
     return status;
