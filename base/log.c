@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
+
 /*
  * Log lines. A line is made whole on the stack and written by one write(), so there is no lock and
  * no allocation, and lines of many processes on one pipe stay whole (PIPE_BUF is 4096). What the
@@ -62,19 +64,39 @@ static void line_text(struct line *line, const char *text)
     line_put(line, text, strlen(text));
 }
 
-/* Control bytes would let a peer forge lines or drive a terminal; JSON also needs its quotes. */
+/* Puts all of the text or none of it: a cut must leave no half escape or half character. */
+static void line_whole(struct line *line, const char *text, size_t bytes)
+{
+    if (line->capacity - line->bytes > bytes) {
+        line_put(line, text, bytes);
+    } else {
+        line->capacity = line->bytes + 1;
+    }
+}
+
+/*
+ * Control bytes would let a peer forge lines or drive a terminal; JSON also needs its quotes, and
+ * bytes that are UTF-8.
+ */
 static void line_escaped(struct line *line, const char *text, bool json)
 {
-    for (const char *p = text; *p != '\0'; p++) {
-        unsigned char c = (unsigned char)*p;
+    size_t bytes = strlen(text), n;
+    for (size_t i = 0; i < bytes; i += n) {
+        unsigned char c = (unsigned char)text[i];
         char escape[8];
+        n = utf8_next(text + i, bytes - i, NULL);
         if (json && (c == '"' || c == '\\')) {
-            line_put(line, (const char[]){'\\', (char)c}, 2);
-        } else if (c < 0x20 || c == 0x7f) {
-            int n = snprintf(escape, sizeof(escape), json ? "\\u%04x" : "\\x%02x", c);
-            line_put(line, escape, (size_t)n);
+            line_whole(line, (const char[]){'\\', (char)c}, 2);
+        } else if (n == 0 || c < 0x20 || c == 0x7f) {
+            if (json && n == 0) {
+                line_whole(line, "\xef\xbf\xbd", 3);
+            } else {
+                int m = snprintf(escape, sizeof(escape), json ? "\\u%04x" : "\\x%02x", c);
+                line_whole(line, escape, (size_t)m);
+            }
+            n = n ? n : 1;
         } else {
-            line_put(line, p, 1);
+            line_whole(line, text + i, n);
         }
     }
 }

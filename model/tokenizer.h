@@ -19,9 +19,9 @@
 struct tokenizer;
 
 enum {
-    TOKENIZER_MAX_VOCAB = 1 << 21,        /* ids of a file, added tokens included */
-    TOKENIZER_MAX_TOKEN_BYTES = 4096,     /* of one token's text */
-    TOKENIZER_MAX_FILE_BYTES = 256 << 20, /* of tokenizer.json */
+    TOKENIZER_MAX_VOCAB = 1 << 21,       /* ids of a file, added tokens included */
+    TOKENIZER_MAX_TOKEN_BYTES = 4096,    /* of one token's text */
+    TOKENIZER_MAX_FILE_BYTES = 64 << 20, /* of tokenizer.json */
     TOKENIZER_DIGEST_BYTES = 16,
 };
 

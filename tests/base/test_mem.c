@@ -8,10 +8,12 @@
 #include <cmocka.h>
 
 #include "base/buf.h"
+#include "base/json.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 /* status, log, mem, buf and list: the parts that everything else stands on. */
 
@@ -174,12 +176,20 @@ static void test_log_lines(void **state)
                "say \"\\\"\n");
     assert_string_equal(out, "{\"time\":\"2023-11-14T22:13:20.000001Z\",\"level\":\"info\","
                              "\"component\":\"http\",\"text\":\"say \\\"\\\\\\\"\\u000a\"}\n");
-    /* A cut line is still one line and, in JSON, still closed. */
-    char small[80];
-    bytes = log_format(small, sizeof(small), true, "p", 0, LOG_LEVEL_INFO, "c",
-                       "a text that is longer than the room that is left");
-    assert_true(bytes < sizeof(small));
-    assert_memory_equal(small + bytes - 3, "\"}\n", 3);
+    /* However short the room, a line that is cut is one line, and in JSON still an object. */
+    const char *foreign =
+        "a \xff\xfe \"text\" \\ with \xf0\x9f\x98\x80 \x01\n in it, and more of it";
+    for (size_t room = 100; room < 260; room++) {
+        struct json *value;
+        bytes = log_format(out, room, true, "p", 0, LOG_LEVEL_INFO, "c", foreign);
+        assert_true(bytes < room);
+        assert_int_equal(json_parse(out, bytes, NULL, &value, NULL), STATUS_OK);
+        assert_non_null(json_get(value, "text"));
+        json_free(value);
+        bytes = log_format(out, room, false, "p", 0, LOG_LEVEL_INFO, "c", foreign);
+        assert_ptr_equal(memchr(out, '\n', bytes), out + bytes - 1);
+        assert_true(utf8_valid(out, bytes));
+    }
 }
 
 static int evaluated;
