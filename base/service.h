@@ -49,13 +49,20 @@ void service_config_init(struct service_config *config);
  */
 void service_init(void);
 
+/*
+ * Config strings are borrowed for the life of the service. STATUS_INVALID, STATUS_SYSTEM;
+ * STATUS_CANCELLED when die_with_parent is set and the parent died since service_init. The kernel
+ * signals the death of the parent's thread that started us: a launcher starts us from one that
+ * lasts.
+ */
 enum status must_check service_create(struct loop *loop, const struct service_config *config,
                                       struct error *err, struct service **ret_service);
 
 /*
- * Adds /healthz, /livez, /readyz, /health, /metrics and /version to the server, and drains it with
- * the service. metrics may be NULL (then /metrics has only what the service knows). May be called
- * for several servers. Call before service_run; server outlives the service.
+ * Adds /healthz, /livez, /readyz, /health, /metrics and /version to the server, registers the
+ * server's and the service's metrics, and drains the server with the service. metrics may be NULL:
+ * then /metrics has only these. May be called for several servers, before service_run. Servers and
+ * the registry are freed before the service.
  */
 void service_attach_httpd(struct service *service, struct httpd *server, struct metrics *metrics);
 
