@@ -670,10 +670,15 @@ static void test_identity(void **state)
     identity_of(folder.path, again);
     assert_memory_equal(first, again, 16);
 
-    /* one bit of one small tensor, and one field, are */
+    /* what a tensor of more than a sample holds in its middle is, */
+    folder_patch(&folder, "embed.weight", 320 * 128, "\1\2\3", 3);
+    identity_of(folder.path, again);
+    assert_memory_not_equal(first, again, 16);
+
+    /* and so are a small one and a field of the config */
     folder_patch(&folder, "layers.1.attn.attn_sink", 0, "\1\2\3", 3);
     identity_of(folder.path, other);
-    assert_memory_not_equal(first, other, 16);
+    assert_memory_not_equal(again, other, 16);
     folder_replace(&folder, "config.json", "\"routed_scaling_factor\": 1.5",
                    "\"routed_scaling_factor\": 2.5");
     identity_of(folder.path, again);
