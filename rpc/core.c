@@ -20,9 +20,11 @@
  * Threads. gRPC moves bytes only while some thread sits in grpc_completion_queue_next, so one
  * thread of ours does nothing else. A completed batch is a tag, a tag is a struct rpc_op, and the
  * thread posts it to the loop's mailbox, where its fn runs. All batches are started on the loop
- * thread. So no object of rpc/ needs a lock, the calls of grpc_call_start_batch on one call are
- * serial as gRPC asks, and the order in which a call's batches completed is kept. When the mailbox
- * is full the thread waits: gRPC's own flow control then holds the peers.
+ * thread, and the queue's thread never looks into a tag: whether the batch succeeded rides in
+ * the lowest bit of the pointer. So no object of rpc/ needs a lock, the calls of
+ * grpc_call_start_batch on one call are serial as gRPC asks, and the order in which a call's
+ * batches completed is kept. When the mailbox is full the thread waits: gRPC's own flow control
+ * then holds the peers.
  *
  * Shutdown. gRPC aborts the process when a batch is started on a queue that is shut down, and the
  * tag of a server's shutdown may come before the batches of its calls. So every object that has
@@ -66,9 +68,8 @@ static void *queue_thread(void *arg)
         if (event.type != GRPC_OP_COMPLETE) {
             continue;
         }
-        struct rpc_op *op = event.tag;
-        op->ok = event.success != 0;
-        while (mailbox_post(core->mailbox, op) != STATUS_OK) {
+        void *msg = (void *)((uintptr_t)event.tag | (event.success != 0));
+        while (mailbox_post(core->mailbox, msg) != STATUS_OK) {
             short_sleep(200000);
         }
     }
@@ -76,8 +77,8 @@ static void *queue_thread(void *arg)
 
 static void mailbox_event(void *cookie, void *msg)
 {
-    struct rpc_op *op = msg;
-    op->fn(op, op->ok);
+    struct rpc_op *op = (struct rpc_op *)((uintptr_t)msg & ~(uintptr_t)1);
+    op->fn(op, ((uintptr_t)msg & 1) != 0);
 }
 
 enum status rpc_core_create(struct loop *loop, struct rpc_core **ret_core, struct error *err)
@@ -125,9 +126,9 @@ void rpc_core_free(struct rpc_core *core)
     }
     uint64_t start_ns = loop_now_ns();
     while (core->n_live > 0) {
-        struct rpc_op *op = mailbox_take(core->mailbox);
-        if (op != NULL) {
-            op->fn(op, op->ok);
+        void *msg = mailbox_take(core->mailbox);
+        if (msg != NULL) {
+            mailbox_event(core, msg);
             continue;
         }
         assert(loop_now_ns() - start_ns < FREE_PATIENCE_S * NS_PER_S &&

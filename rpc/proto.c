@@ -19,6 +19,7 @@
 enum {
     MAX_DEPTH = 12,
     MAX_FIELDS = 64, /* of one message, for the set of fields seen */
+    NOTE_BYTES = 48, /* what protobuf-c keeps of a field while it unpacks */
     WIRE_VARINT = 0,
     WIRE_64 = 1,
     WIRE_BYTES = 2,
@@ -150,8 +151,14 @@ static enum status field_walk(struct walk *walk, const ProtobufCFieldDescriptor 
         }
         return memory_add(walk, 8);
     }
-    /* content: a copy, or the elements of a packed list at up to 8 bytes for one on the wire */
-    enum status status = memory_add(walk, 8 * (size_t)(content.end - content.p) + sizeof(void *));
+    size_t bytes = sizeof(void *);
+    if (!is_message) {
+        /* a copy with its end, or a packed list: up to 8 bytes for one on the wire */
+        bytes += field->label == PROTOBUF_C_LABEL_REPEATED && !is_text
+                     ? 8 * (size_t)(content.end - content.p)
+                     : (size_t)(content.end - content.p) + 16;
+    }
+    enum status status = memory_add(walk, bytes);
     if (status == STATUS_OK && is_text) {
         status = text_check(walk, field, content);
     } else if (status == STATUS_OK && is_message) {
@@ -169,8 +176,18 @@ static enum status message_walk(struct walk *walk, const ProtobufCMessageDescrip
     }
     enum status status = memory_add(walk, descriptor->sizeof_message + 2 * sizeof(void *));
     uint64_t seen = 0;
+    /* protobuf-c notes each field it meets, 16 on its stack, the rest in slabs that double */
+    size_t n_met = 0, slab_n = 32, slab_end = 16;
     while (status == STATUS_OK && span.p < span.end) {
         uint64_t tag;
+        if (n_met++ == slab_end) {
+            status = memory_add(walk, slab_n * NOTE_BYTES);
+            slab_end += slab_n;
+            slab_n *= 2;
+            if (status != STATUS_OK) {
+                break;
+            }
+        }
         struct span content = {NULL, NULL};
         if (!varint_read(&span, &tag) || tag >> 3 == 0 || tag >> 3 > 0x1fffffff ||
             !value_skip(&span, tag & 7, &content)) {

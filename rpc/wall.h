@@ -21,7 +21,6 @@
  */
 struct rpc_op {
     void (*fn)(struct rpc_op *op, bool ok);
-    bool ok;
 };
 
 struct loop *rpc_core_loop(struct rpc_core *core);
