@@ -1,7 +1,7 @@
 /*
  * weights: what is loaded is what the files hold, in each format; and a checkpoint that does not
  * fit its config, or holds what is not a number, is refused by the tensor's name. Run with the
- * folders of four toys: official, nvfp4, bf16, f32.
+ * folders of five toys: official, nvfp4, fp8, bf16, f32.
  */
 #include "model/weights.h"
 
@@ -16,7 +16,7 @@
 #include "tests/model/folder.h"
 
 enum { NAME_BYTES = 160 };
-enum { OFFICIAL, NVFP4, BF16, F32, N_TOYS };
+enum { OFFICIAL, NVFP4, FP8, BF16, F32, N_TOYS };
 static const char *toys[N_TOYS];
 
 static void join(char out[static NAME_BYTES], const char *a, const char *b)
@@ -299,10 +299,18 @@ static bool count_progress(void *cookie, uint64_t done, uint64_t total)
 /* Every tensor but those of speculative blocks is in exactly one slot, bit for bit. */
 static void test_loaded(void **state)
 {
-    static const enum weight_format linear[] = {WEIGHT_FP8_BLOCK, WEIGHT_FP8_BLOCK, WEIGHT_BF16,
-                                                WEIGHT_F32};
-    static const enum weight_format expert[] = {WEIGHT_MXFP4, WEIGHT_NVFP4, WEIGHT_BF16,
-                                                WEIGHT_F32};
+    static const enum weight_format linear[] = {
+        [OFFICIAL] = WEIGHT_FP8_BLOCK, [NVFP4] = WEIGHT_FP8_BLOCK, [FP8] = WEIGHT_FP8_BLOCK,
+        [BF16] = WEIGHT_BF16,          [F32] = WEIGHT_F32,
+    };
+    static const enum weight_format expert[] = {
+        [OFFICIAL] = WEIGHT_MXFP4, [NVFP4] = WEIGHT_NVFP4, [FP8] = WEIGHT_FP8_BLOCK,
+        [BF16] = WEIGHT_BF16,      [F32] = WEIGHT_F32,
+    };
+    static const enum weight_scale scale[] = {
+        [OFFICIAL] = WEIGHT_SCALE_E8M0, [NVFP4] = WEIGHT_SCALE_E8M0, [FP8] = WEIGHT_SCALE_F32,
+        [BF16] = WEIGHT_SCALE_NONE,     [F32] = WEIGHT_SCALE_NONE,
+    };
     for (int t = 0; t < N_TOYS; t++) {
         struct model_config config;
         struct error err = {""};
@@ -326,6 +334,7 @@ static void test_loaded(void **state)
         for (uint32_t i = 0; i < w->n_layers; i++) {
             expect_layer(&seen, &config, &w->layers[i], i);
             assert_int_equal(w->layers[i].wq_b.format, linear[t]);
+            assert_int_equal(w->layers[i].wq_b.scale_format, scale[t]);
             assert_int_equal(w->layers[i].experts[1].w2.format, expert[t]);
         }
         for (size_t i = 0; i < safetensors_n(st); i++) {
@@ -617,6 +626,8 @@ static void test_values_refused(void **state)
         {"f32 infinity", F32, "head.weight", 400, 4, "\0\0\200\377", "element 100 (F32)"},
         {"E4M3 NaN in a scale", NVFP4, "layers.0.ffn.experts.0.w3.weight_scale", 9, 1, "\177",
          "element 9 (F8_E4M3)"},
+        {"NaN in a float scale", FP8, "layers.0.ffn.experts.1.w2.scale", 0, 4, "\0\0\300\377",
+         "element 0 (F32)"},
         {"factor 0", NVFP4, "layers.0.ffn.experts.0.w3.weight_scale_2", 0, 4, "\0\0\0\0",
          "must be above 0"},
         {"factor NaN", NVFP4, "layers.0.ffn.experts.0.w3.input_scale", 0, 4, "\0\0\300\177",
@@ -690,7 +701,7 @@ static void test_identity(void **state)
 int main(int argc, char **argv)
 {
     if (argc != 1 + N_TOYS) {
-        fprintf(stderr, "usage: %s TOY-OFFICIAL TOY-NVFP4 TOY-BF16 TOY-F32\n", argv[0]);
+        fprintf(stderr, "usage: %s TOY-OFFICIAL TOY-NVFP4 TOY-FP8 TOY-BF16 TOY-F32\n", argv[0]);
         return 1;
     }
     memcpy(toys, argv + 1, sizeof(toys));
