@@ -86,8 +86,10 @@ struct chat_thread {
  * Reads the members `messages` and `tools` of a chat request (tools may be NULL or JSON null, and
  * must be NULL when tool_choice is none). System stands for developer; parts are joined; tools go
  * to the first message if that is a system one, else to an empty system message before it. Tools
- * of unknown type are skipped. On STATUS_INVALID err holds a sentence for the client and ret_param
- * the path of the field ("messages.2.content"). The result borrows from both trees.
+ * of unknown type are skipped. `prefix` of a last assistant message leaves its turn open.
+ * STATUS_INVALID, STATUS_TOO_LARGE (a limit) or STATUS_UNSUPPORTED (images, files, custom tools);
+ * err then holds a sentence for the client and ret_param the path of the field
+ * ("messages.2.content"). The result borrows from both trees.
  */
 enum status chat_thread_from_json(const struct json *messages, const struct json *tools,
                                   const struct chat_limits *limits, struct chat_thread *ret,
@@ -128,7 +130,6 @@ struct chat_options {
     bool thinking;           /* off: effort counts as none */
     enum chat_effort effort; /* of thinking; none adds no text */
     bool keep_reasoning;     /* keep the reasoning of earlier turns also when there are no tools */
-    bool has_context;        /* messages continue a prompt: no BOS */
     bool plain_content; /* added tokens inside the content of messages are mere text. Off, as in
                            the reference: who writes a turn mark into a message gets one */
     /* The answer must be a call: of forced_name if present, else of any tool. Thinking is then off,
@@ -136,6 +137,11 @@ struct chat_options {
     bool force_call;
     struct chat_text forced_name;
 };
+
+/* Whether the completion of this prompt starts inside the reasoning (chat_parse_options.thinking).
+ */
+bool chat_starts_in_reasoning(const struct chat_message *messages, size_t n_messages,
+                              const struct chat_options *options) must_check;
 
 /* What a prompt with force_call ends in; the parser of the completion must be fed it first. */
 void chat_forced_prefix(const struct chat_options *options, struct buf *out);

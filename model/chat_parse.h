@@ -43,7 +43,7 @@ enum { CHAT_ID_SEED_BYTES = 64 };
 
 struct chat_parse_options {
     bool thinking;      /* the prompt ended in <think> */
-    bool without_calls; /* there were no tools: a call block is text like any other */
+    bool without_calls; /* there were no tools: a call block is left out of the answer */
     /* Makes ids of calls unique: up to CHAT_ID_SEED_BYTES - 1 bytes, equal on every attempt of one
      * choice. */
     const char *id_seed;
