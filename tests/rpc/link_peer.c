@@ -2,9 +2,10 @@
  * The other process of test_link: a server with one stream method. Says its port on standard
  * output. What it does with the messages is told by the first byte of the first one:
  *   'e' echoes everything; 'c' expects numbers 1, 2, 3 ... and answers each 'end' with how many;
- *   'p' reads nothing for half a second, then as 'c'; 'r' refuses the link by a hello_check that
+ *   'p' reads nothing for two seconds, then as 'c'; 'r' refuses the link by a hello_check that
  *   fails; 'f' answers and finishes; 'h' hangs (never answers, the loop sleeps).
- * argv: port. The incarnation in the hello is the process id.
+ * argv: port, token. The incarnation in the hello is the process id. Health says that "" serves,
+ * and "flip" changes every 100 ms.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "base/mem.h"
+#include "rpc/health.h"
 #include "rpc/hello.h"
 #include "rpc/server.h"
 
@@ -79,7 +81,7 @@ static void on_message(void *cookie, struct link *link, const uint8_t *bytes, si
         say(peer, text);
         if (peer->mode == 'p') {
             link_pause(link, true);
-            loop_timer_arm(peer->timer, NS_PER_S / 2);
+            loop_timer_arm(peer->timer, 2 * NS_PER_S);
         } else if (peer->mode == 'f') {
             link_finish(link);
         }
@@ -120,13 +122,25 @@ static void on_stream(void *cookie, struct link *link)
     link_attach(link, &events, peer);
 }
 
+static struct health *health;
+static struct loop_timer *flip_timer;
+
+static void on_flip(void *cookie)
+{
+    static bool serving;
+    serving = !serving;
+    health_set(health, "flip", serving);
+    loop_timer_arm(flip_timer, NS_PER_S / 10);
+}
+
 int main(int argc, char **argv)
 {
     struct rpc_core *core;
     struct rpc_server *server;
     struct error err = {""};
     struct rpc_server_options options = {.host = "127.0.0.1",
-                                         .port = (uint16_t)(argc > 1 ? atoi(argv[1]) : 0)};
+                                         .port = (uint16_t)(argc > 1 ? atoi(argv[1]) : 0),
+                                         .security.token = argc > 2 ? argv[2] : NULL};
     log_init(LOG_LEVEL_ERROR, false, "peer");
     if (loop_create(&loop) != STATUS_OK || rpc_core_create(loop, &core, &err) != STATUS_OK ||
         rpc_server_create(core, &options, &server, &err) != STATUS_OK) {
@@ -134,6 +148,10 @@ int main(int argc, char **argv)
         return 1;
     }
     rpc_server_add_stream(server, "/test.Peer/Serve", on_stream, NULL);
+    health = health_create(server);
+    health_set(health, "", true);
+    flip_timer = loop_timer_create(loop, on_flip, NULL);
+    on_flip(NULL);
     rpc_server_start(server);
     printf("%u\n", rpc_server_port(server));
     fflush(stdout);
