@@ -219,7 +219,7 @@ static enum status slots_check(const struct put_slot *slots, uint32_t n_slots,
 enum status put_preflight(struct put_peer *peer, const struct put_slot *slots, uint32_t n_slots,
                           uint64_t seed, put_preflight_fn done, void *cookie, struct error *err)
 {
-    uint64_t max_bytes;
+    uint64_t max_bytes = 0;
     enum status status = slots_check(slots, n_slots, &max_bytes, err);
     if (status != STATUS_OK) {
         return status;
