@@ -24,6 +24,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "transport/ucx_socket.h"
 
 struct ucx {
     ucp_context_h context;
@@ -274,6 +275,9 @@ enum status ucx_open(const struct transport_options *options, struct ucx **ret_u
         log_is_ours = true;
     }
     signals_put_back();
+    if (!ucx_socket_is_ours()) {
+        log_warn("transport", "this UCX sends past us: a tcp peer's death may abort this process");
+    }
     struct ucx *ucx = mem_zalloc(sizeof *ucx);
     unsigned major, minor, patch;
     ucp_get_version(&major, &minor, &patch);

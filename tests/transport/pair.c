@@ -133,7 +133,9 @@ static void write_for_ever(struct loop *loop, struct transport *t, int fd,
         fprintf(stderr, "pair: %s\n", err.text);
         exit(1);
     }
-    writer_put(&writer, NULL);
+    for (int i = 0; i < 8; i++) {
+        writer_put(&writer, NULL);
+    }
     enum status status = loop_run(loop);
     (void)status;
     exit(1);

@@ -248,6 +248,66 @@ static void late_writers(void **state)
     late_writer("tcp");
 }
 
+/* kill -9 of the writer in the middle of its puts: the receiver, which did nothing wrong, lives on.
+ */
+static void killed_writer(const char *tls, int n)
+{
+    struct side side;
+    struct region *landing;
+    struct error err = {""};
+    struct transport_options options = {.tls = tls};
+    side_open(&side, &options);
+    assert_int_equal(region_create_landing(side.transport, PAGE, &landing, &err), STATUS_OK);
+    size_t address_bytes, rkey_bytes;
+    const uint8_t *address = transport_worker_address(side.transport, &address_bytes);
+    const uint8_t *rkey = region_rkey(landing, &rkey_bytes);
+    for (int i = 0; i < n; i++) {
+        struct pair pair;
+        memset(region_base(landing), 0, PAGE);
+        pair_start(&pair, tls, 4096);
+        pair_write_for_ever(&pair, address, address_bytes, (uintptr_t)region_base(landing), PAGE,
+                            rkey, rkey_bytes, PAGE);
+        const volatile uint8_t *slot = region_base(landing);
+        for (int k = 0; k < 2000 && (slot[0] | slot[1] | slot[2]) == 0; k++) {
+            side_run(&side, 1);
+        }
+        assert_true((slot[0] | slot[1] | slot[2]) != 0);
+        side_run(&side, (unsigned)(5 + i % 7 * 3));
+        pair_kill(&pair);
+        side_run(&side, 30);
+    }
+    region_free(landing);
+    side_close(&side);
+}
+
+static void killed_writers(void **state)
+{
+    killed_writer("tcp", 20);
+    killed_writer("posix", 5);
+    killed_writer("posix,cma", 5);
+}
+
+/* The same made certain: the receiver is stopped, the writer fills its socket and is gone, the
+ * receiver goes on and finds puts from a peer to which it can't answer any more. */
+static void writer_gone_meanwhile(void **state)
+{
+    for (int i = 0; i < 5; i++) {
+        struct side side;
+        struct stream stream;
+        struct transport_options options = {.tls = "tcp"};
+        side_open(&side, &options);
+        stream_open(&stream, &side, "tcp");
+        kill(stream.pair.pid, SIGSTOP);
+        side_run(&side, 50);
+        stream_give_up(&stream);
+        side_close(&side);
+        kill(stream.pair.pid, SIGCONT);
+        usleep(100 * 1000);
+        assert_true(pair_check_canary(&stream.pair, SLOTS * PAGE, 0));
+        pair_end(&stream.pair);
+    }
+}
+
 /* ---- cycles ---- */
 
 static unsigned count_descriptors(void)
@@ -530,6 +590,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(killed_default), cmocka_unit_test(killed_and_given_up),
         cmocka_unit_test(stopped_tcp),    cmocka_unit_test(stopped_posix),
         cmocka_unit_test(late_writers),   cmocka_unit_test(nobody_there),
+        cmocka_unit_test(killed_writers), cmocka_unit_test(writer_gone_meanwhile),
     };
     const struct CMUnitTest cancel[] = {
         cmocka_unit_test(cancels_shared),
@@ -541,6 +602,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(cycles_tcp),
     };
     const char *what = argc > 1 ? argv[1] : "";
+    cmocka_set_test_filter(getenv("BATON_TEST_ONLY"));
     int rc = 0;
     if (strcmp(what, "cycles") != 0 && strcmp(what, "cancel") != 0) {
         rc |= cmocka_run_group_tests(death, NULL, NULL);
