@@ -316,7 +316,7 @@ static enum status head_check(const char *file, const uint8_t *head, size_t head
 enum status safetensors_check_header(const char *file, const void *head, size_t head_bytes,
                                      uint64_t file_bytes, size_t *ret_n_tensors, struct error *err)
 {
-    uint64_t json_bytes;
+    uint64_t json_bytes = 0;
     enum status status = head_check(file, head, head_bytes, file_bytes, &json_bytes, err);
     if (status != STATUS_OK) {
         return status;
@@ -393,7 +393,7 @@ static enum status shard_read_header(struct safetensors *st, uint32_t shard_i, s
     const struct shard *shard = &st->shards[shard_i];
     uint8_t head[64];
     size_t head_bytes = shard->file_bytes < sizeof(head) ? shard->file_bytes : sizeof(head);
-    uint64_t json_bytes;
+    uint64_t json_bytes = 0;
 
     enum status status = read_exact(shard, 0, head_bytes, head, err);
     if (status == STATUS_OK) {
