@@ -62,6 +62,7 @@ struct ops_dims {
     uint32_t expert_first, expert_end; /* (local) this device's experts */
     uint32_t expert_width;
     bool has_shared; /* (local) whether this device adds the shared expert */
+    bool is_partial; /* of several devices: oproj and experts leave rounding to comm */
     float route_scale;
     float swiglu_limit; /* 0: no clamp */
     uint32_t hc_iters;
@@ -138,7 +139,8 @@ struct ops_layer {
     struct ops_hc hc_attn, hc_ffn;
     const float *attn_norm, *ffn_norm;
     const float *attn_sink; /* [n_heads] */
-    struct ops_matrix wq_a, wq_b, wkv, wo_a, wo_b;
+    struct ops_matrix wq_a, wq_b, wkv, wo_b;
+    const struct ops_matrix *wo_a; /* [o_groups], each [o_lora, n_heads / o_groups head_dim] */
     const float *q_norm, *kv_norm;
     struct ops_compressor compressor, index_compressor;
     struct ops_matrix index_wq_b, index_weights;
@@ -162,6 +164,7 @@ struct ops_kv {
     size_t page_bytes;
     uint8_t *windows, *states;
     size_t window_bytes, state_bytes; /* of one slot */
+    bool stores_window; /* false: another device of a group that shares this memory does */
 };
 
 /* One sequence of a call: rows [first_row, first_row + n_rows) are its tokens at positions
@@ -199,10 +202,10 @@ struct ops {
     void *(*alloc)(struct ops_device *device, size_t bytes);
     /* Bytes handed out so far. */
     size_t (*allocated)(const struct ops_device *device);
-    /* Packs a matrix, or copies floats, into the device's memory. EXHAUSTED. */
+    /* Packs a matrix, or copies bytes, into the device's memory. EXHAUSTED, or NULL. */
     enum status (*pack)(struct ops_device *device, const struct ops_source *source,
                         struct ops_matrix *ret_matrix);
-    const float *(*upload)(struct ops_device *device, const float *values, size_t n);
+    void *(*upload)(struct ops_device *device, const void *data, size_t bytes);
     void (*wait)(struct ops_device *device);
 
     /* First of a call: whatever depends on positions alone. */
@@ -247,9 +250,9 @@ struct ops {
     void (*experts)(struct ops_device *device, const struct ops_rows *rows,
                     const struct ops_layer *layer, const float *x, const uint32_t *experts,
                     const float *weights, float *ret_y);
-    /* Logits of n of the rows: ret_logits[i] (vocab floats each) for row which[i]. */
+    /* Logits of n of the rows: ret_logits[i * stride ..], vocab of them, for row which[i]. */
     void (*head)(struct ops_device *device, const struct ops_globals *globals, const float *streams,
-                 const uint32_t *which, uint32_t n, float *const *ret_logits);
+                 const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
     /* y[rank] [T, hidden] of every device becomes the sum over ranks in rank order, rounded once.
      */
     void (*comm)(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
