@@ -1,0 +1,28 @@
+/* engine/batch.h - the sequences of one call in the form that kernels want: rows and their
+ * positions.
+ *
+ * Owner: the engine that runs the call; compute thread.
+ */
+#ifndef BATON_ENGINE_BATCH_H
+#define BATON_ENGINE_BATCH_H
+
+#include <stdint.h>
+
+#include "engine/engine_ops.h"
+#include "kernels/ops.h"
+
+struct batch {
+    struct ops_rows rows; /* points into the arrays below */
+    struct ops_seq *seqs;
+    uint32_t *tokens, *positions, *seq_of;
+};
+
+/* For calls of at most max_rows rows. */
+void batch_init(struct batch *batch, uint32_t max_rows);
+void batch_fini(struct batch *batch);
+/* n ids appended to one sequence; or one token to each of n sequences. */
+void batch_set_prefill(struct batch *batch, const struct engine_seq *seq, const uint32_t *ids,
+                       uint32_t n);
+void batch_set_step(struct batch *batch, const struct engine_row *rows, uint32_t n);
+
+#endif

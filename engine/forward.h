@@ -1,0 +1,51 @@
+/* engine/forward.h - the layer graph over a group of devices.
+ *
+ * A rank is one device with its share of the weights and its own activations; `cpu` is a group of
+ * one. What every rank would compute alike (streams, norms, routing) rank 0 computes for all, and
+ * the ranks of a simulated group share one pool, so that each cache entry is written once.
+ * Owner: the engine; compute thread.
+ */
+#ifndef BATON_ENGINE_FORWARD_H
+#define BATON_ENGINE_FORWARD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "kernels/ops.h"
+
+enum { FORWARD_MAX_RANKS = 16 };
+
+struct forward_rank {
+    struct ops_dims dims;
+    struct ops_device *device;
+    struct ops_layer *layers; /* n_layers */
+    struct ops_globals globals;
+    uint32_t vocab_first; /* of the whole vocabulary */
+    float *qr, *q, *kv_rows, *o, *y;
+};
+
+struct forward {
+    const struct ops *ops;
+    uint32_t n_ranks, n_layers, max_rows, vocab;
+    struct forward_rank ranks[FORWARD_MAX_RANKS];
+    struct ops_kv kv;
+    /* rank 0's, read by all */
+    float *streams, *x, *mix, *iq, *iw;
+    struct ops_selection selection;
+    uint32_t *experts;
+    float *expert_weights;
+};
+
+/* Allocates the activations of calls of up to max_rows rows; ranks[] must be open. EXHAUSTED. */
+must_check enum status forward_init(struct forward *f, struct error *err);
+/* Runs every layer over the rows. `tick` is called after each layer; `cancel` (may be NULL) is
+ * looked at every four: CANCELLED. */
+must_check enum status forward_run(struct forward *f, const struct ops_rows *rows,
+                                   const _Atomic bool *cancel, void (*tick)(void *cookie),
+                                   void *cookie);
+/* Logits of n rows of the last run: ret_logits [n, vocab]. */
+void forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits);
+
+#endif

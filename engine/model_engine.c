@@ -1,0 +1,351 @@
+/* The engine that computes: engine.h's calls in terms of the layer graph.
+ *
+ * Owns the devices, the window and state slots, and the logits of the last call. The invariant: all
+ * that a sequence is lies in its pages and its slot, so a tail image plus pages is the sequence.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <xxhash.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "engine/batch.h"
+#include "engine/engine_ops.h"
+#include "engine/forward.h"
+#include "engine/layout.h"
+#include "engine/model_load.h"
+#include "engine/sampler.h"
+#include "model/tokenizer.h"
+
+enum {
+    DEFAULT_CONTEXT_TOKENS = 131072, /* scratch of a longer one must be asked for */
+    DEFAULT_CHUNK_TOKENS = 512,
+    DEFAULT_BATCH_ROWS = 16
+};
+
+struct model_engine {
+    struct model_config config;
+    struct layout layout;
+    struct forward forward;
+    struct batch batch;
+    uint8_t *slots; /* max_sequences windows, then as many states */
+    size_t slots_bytes;
+    uint32_t max_sequences;
+    float *logits;         /* [max_batch_rows, vocab] of the last step */
+    uint32_t *which;       /* [max_batch_rows] */
+    float *prefill_logits; /* [vocab] of the last prefill that drew */
+    uint32_t drawn_tokens; /* tokens before them; 0: there was none */
+    struct sampler *sampler;
+    char device_name[64];
+};
+
+static void tick(void *cookie)
+{
+    engine_tick(cookie);
+}
+
+static uint8_t *window_of(const struct model_engine *m, uint32_t slot)
+{
+    return m->slots + (size_t)slot * m->layout.window_bytes;
+}
+
+static uint8_t *state_of(const struct model_engine *m, uint32_t slot)
+{
+    return m->slots + (size_t)m->max_sequences * m->layout.window_bytes +
+           (size_t)slot * m->layout.state_bytes;
+}
+
+/* Hash over the weights' identity, the tokenizer and the layout; not over how many devices there
+ * are. */
+static enum status fingerprint(const struct model_engine *m, const char *dir,
+                               const uint8_t identity[16], uint8_t *ret, struct error *err)
+{
+    struct buf text;
+    buf_init(&text);
+    buf_printf(&text, "baton page 1; model ");
+    for (int i = 0; i < 16; i++) {
+        buf_printf(&text, "%02x", identity[i]);
+    }
+    struct tokenizer *tokenizer = NULL;
+    enum status status = tokenizer_open(dir, &tokenizer, err);
+    if (status == STATUS_NOT_FOUND) {
+        status = STATUS_OK; /* a folder of weights alone can be computed with */
+    } else if (!status) {
+        uint8_t digest[TOKENIZER_DIGEST_BYTES];
+        tokenizer_digest(tokenizer, digest);
+        buf_printf(&text, "; tokenizer ");
+        for (int i = 0; i < TOKENIZER_DIGEST_BYTES; i++) {
+            buf_printf(&text, "%02x", digest[i]);
+        }
+        tokenizer_close(tokenizer);
+    }
+    buf_printf(&text, "; ");
+    layout_describe(&m->layout, &text);
+    XXH128_canonical_t hash;
+    XXH128_canonicalFromHash(&hash, XXH3_128bits(text.data, text.bytes));
+    memcpy(ret, hash.digest, ENGINE_FINGERPRINT_BYTES);
+    buf_fini(&text);
+    return status;
+}
+
+static void fill_info(struct engine *engine, const struct model_engine *m,
+                      const struct engine_options *options)
+{
+    struct engine_info *info = &engine->info;
+    const struct model_config *c = &m->config;
+    uint32_t longest = c->max_position_embeddings;
+    info->model_name = c->name;
+    info->device_name = m->device_name;
+    info->vocab_size = c->vocab_size;
+    info->n_layers = c->n_layers;
+    info->page_tokens = m->layout.page_tokens;
+    info->page_bytes = m->layout.page_bytes;
+    info->tail_bytes = layout_tail_max_bytes(&m->layout);
+    info->max_context_tokens =
+        options->max_context_tokens ? options->max_context_tokens : DEFAULT_CONTEXT_TOKENS;
+    if (info->max_context_tokens > longest) {
+        info->max_context_tokens = longest;
+    }
+    info->max_chunk_tokens =
+        options->max_chunk_tokens ? options->max_chunk_tokens : DEFAULT_CHUNK_TOKENS;
+    info->max_batch_rows = options->max_batch_rows ? options->max_batch_rows : DEFAULT_BATCH_ROWS;
+    info->bos_id = c->bos_id;
+    info->eos_id = c->eos_ids[0];
+}
+
+static enum status model_open(struct engine *engine, const struct engine_options *options,
+                              struct error *err)
+{
+    struct model_engine *m = mem_zalloc(sizeof(*m));
+    struct engine_info *info = &engine->info;
+    const char *device = options->device ? options->device : "cpu";
+    struct registry_choice choice;
+    enum status status = registry_find(device, &choice, err);
+    if (!status) {
+        status = model_config_load(options->model_dir, &m->config, err);
+    }
+    if (!status) {
+        status = layout_make(&m->config, options->exact, &m->layout, err);
+    }
+    if (status) {
+        goto free_model;
+    }
+    snprintf(m->device_name, sizeof(m->device_name), "%s%s", device,
+             options->exact ? " (exact)" : "");
+    fill_info(engine, m, options);
+    struct ops_limits limits = {.n_rows = info->max_chunk_tokens > info->max_batch_rows
+                                              ? info->max_chunk_tokens
+                                              : info->max_batch_rows,
+                                .n_tokens = info->max_context_tokens,
+                                .heavy_ratio = m->config.heavy_ratio,
+                                .n_threads = options->n_threads};
+    uint8_t identity[16];
+    status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir,
+                        options->exact, &limits, tick, engine, identity, err);
+    if (status) {
+        goto free_model;
+    }
+    status = fingerprint(m, options->model_dir, identity, info->fingerprint, err);
+    if (status) {
+        goto unload;
+    }
+    batch_init(&m->batch, limits.n_rows);
+    m->sampler = sampler_create(info->vocab_size);
+    m->prefill_logits = mem_array(info->vocab_size, sizeof(float));
+    engine->impl = m;
+    return STATUS_OK;
+
+unload:
+    model_unload(&m->forward);
+free_model:
+    mem_free(m);
+    return status;
+}
+
+static enum status model_ready(struct engine *engine, struct error *err)
+{
+    struct model_engine *m = engine->impl;
+    m->max_sequences = engine->info.max_sequences;
+    size_t each = m->layout.window_bytes + m->layout.state_bytes;
+    if (size_mul(each, m->max_sequences, &m->slots_bytes)) {
+        m->slots = mem_try_aligned(64, m->slots_bytes);
+    }
+    m->logits =
+        mem_try_array((size_t)engine->info.max_batch_rows * engine->info.vocab_size, sizeof(float));
+    if (!m->slots || !m->logits) {
+        return error_set(err, STATUS_EXHAUSTED,
+                         "no memory for %" PRIu32
+                         " sequences of %zu bytes each: lower their number",
+                         m->max_sequences, each);
+    }
+    m->which = mem_array(engine->info.max_batch_rows, sizeof(*m->which));
+    m->forward.kv = (struct ops_kv){.pool = engine->info.pool_base,
+                                    .page_bytes = engine->info.page_bytes,
+                                    .windows = window_of(m, 0),
+                                    .states = state_of(m, 0),
+                                    .window_bytes = m->layout.window_bytes,
+                                    .state_bytes = m->layout.state_bytes};
+    return STATUS_OK;
+}
+
+static void model_close(struct engine *engine)
+{
+    struct model_engine *m = engine->impl;
+    if (!m) {
+        return;
+    }
+    model_unload(&m->forward);
+    batch_fini(&m->batch);
+    sampler_free(m->sampler);
+    mem_free(m->slots);
+    mem_free(m->logits);
+    mem_free(m->which);
+    mem_free(m->prefill_logits);
+    mem_free(m);
+}
+
+static void model_memory_report(const struct engine *engine,
+                                void (*line)(void *cookie, const char *item, size_t bytes),
+                                void *cookie)
+{
+    const struct model_engine *m = engine->impl;
+    size_t bytes = 0;
+    for (uint32_t k = 0; k < m->forward.n_ranks; k++) {
+        bytes += m->forward.ops->allocated(m->forward.ranks[k].device);
+    }
+    line(cookie, "weights and activations", bytes);
+    line(cookie, "windows", (size_t)m->max_sequences * m->layout.window_bytes);
+    line(cookie, "states", (size_t)m->max_sequences * m->layout.state_bytes);
+}
+
+static void model_slot_reset(struct engine *engine, struct engine_seq *seq)
+{
+    struct model_engine *m = engine->impl;
+    memset(window_of(m, seq->slot), 0, m->layout.window_bytes);
+    layout_state_reset(&m->layout, state_of(m, seq->slot));
+}
+
+static void model_slot_copy(struct engine *engine, struct engine_seq *dst,
+                            const struct engine_seq *src)
+{
+    struct model_engine *m = engine->impl;
+    memcpy(window_of(m, dst->slot), window_of(m, src->slot), m->layout.window_bytes);
+    memcpy(state_of(m, dst->slot), state_of(m, src->slot), m->layout.state_bytes);
+}
+
+/* Logits and draw of one row, as it asks for them; position is that of the token drawn. */
+static void finish_row(struct engine *engine, struct engine_seq *seq, struct engine_row *row,
+                       const float *logits, uint32_t position)
+{
+    struct model_engine *m = engine->impl;
+    if (row->logits) {
+        memcpy(row->logits, logits, (size_t)engine->info.vocab_size * sizeof(float));
+    }
+    if (row->sampling) {
+        const uint32_t *counts =
+            sampler_has_penalties(row->sampling) ? engine_seq_counts(seq) : NULL;
+        sampler_draw(m->sampler, logits, row->sampling, counts, row->n_generated, position,
+                     &row->draw);
+    }
+}
+
+static enum status model_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
+                                 uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
+{
+    struct model_engine *m = engine->impl;
+    batch_set_prefill(&m->batch, seq, ids, n_ids);
+    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, tick, engine);
+    if (status || !row) {
+        return status;
+    }
+    uint32_t last = n_ids - 1;
+    forward_logits(&m->forward, &last, 1, m->prefill_logits);
+    m->drawn_tokens = seq->n_tokens + n_ids;
+    finish_row(engine, seq, row, m->prefill_logits, seq->n_tokens + n_ids);
+    return STATUS_OK;
+}
+
+static enum status model_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    struct model_engine *m = engine->impl;
+    batch_set_step(&m->batch, rows, n_rows);
+    enum status status = forward_run(&m->forward, &m->batch.rows, NULL, tick, engine);
+    if (status) {
+        return status;
+    }
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        if (rows[i].sampling || rows[i].logits) {
+            m->which[n++] = i;
+        }
+    }
+    if (n) {
+        forward_logits(&m->forward, m->which, n, m->logits);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        struct engine_row *row = &rows[m->which[i]];
+        finish_row(engine, row->seq, row, m->logits + (size_t)i * engine->info.vocab_size,
+                   row->seq->n_tokens + 1);
+    }
+    return STATUS_OK;
+}
+
+static enum status model_draw_again(struct engine *engine, struct engine_seq *seq,
+                                    const struct engine_sampling *sampling, uint32_t n_generated,
+                                    struct engine_draw *ret_draw)
+{
+    struct model_engine *m = engine->impl;
+    if (m->drawn_tokens == 0 || m->drawn_tokens != seq->n_tokens) {
+        return STATUS_INVALID;
+    }
+    const uint32_t *counts = sampler_has_penalties(sampling) ? engine_seq_counts(seq) : NULL;
+    sampler_draw(m->sampler, m->prefill_logits, sampling, counts, n_generated, seq->n_tokens,
+                 ret_draw);
+    return STATUS_OK;
+}
+
+static size_t model_tail_bytes(const struct engine *engine, uint32_t n_tokens)
+{
+    const struct model_engine *m = engine->impl;
+    return layout_tail_bytes(&m->layout, n_tokens);
+}
+
+static enum status model_tail_write(struct engine *engine, struct engine_seq *seq, void *dst)
+{
+    struct model_engine *m = engine->impl;
+    layout_tail_write(&m->layout, window_of(m, seq->slot), state_of(m, seq->slot), seq->n_tokens,
+                      dst);
+    if (seq->n_tokens % m->layout.page_tokens) {
+        uint32_t page_i = seq->n_tokens / m->layout.page_tokens;
+        uint8_t *page = pool_page(engine->pool, seq->pages[page_i]);
+        layout_page_trim(&m->layout, page, page_i, seq->n_tokens);
+    }
+    return STATUS_OK;
+}
+
+static enum status model_tail_read(struct engine *engine, struct engine_seq *seq, uint32_t n_tokens,
+                                   const void *src)
+{
+    struct model_engine *m = engine->impl;
+    layout_tail_read(&m->layout, n_tokens, src, window_of(m, seq->slot), state_of(m, seq->slot));
+    return STATUS_OK;
+}
+
+const struct engine_ops engine_model_ops = {
+    .kind = "model",
+    .open = model_open,
+    .ready = model_ready,
+    .close = model_close,
+    .memory_report = model_memory_report,
+    .slot_reset = model_slot_reset,
+    .slot_copy = model_slot_copy,
+    .prefill = model_prefill,
+    .step = model_step,
+    .draw_again = model_draw_again,
+    .tail_bytes = model_tail_bytes,
+    .tail_write = model_tail_write,
+    .tail_read = model_tail_read,
+};

@@ -1,0 +1,25 @@
+/* engine/model_load.h - a checkpoint onto a group of devices: dimensions, shares, packed weights.
+ *
+ * Layers are read, packed and released one at a time, so that the checkpoint's own form and the
+ * packed one are in memory together for one layer only.
+ */
+#ifndef BATON_ENGINE_MODEL_LOAD_H
+#define BATON_ENGINE_MODEL_LOAD_H
+
+#include "engine/forward.h"
+#include "engine/layout.h"
+#include "kernels/registry.h"
+#include "model/config.h"
+
+/* Opens the group's devices and loads every layer. `tick` is called after each. On error what was
+ * opened is closed. Errors: those of model/weights.h; INVALID (the group can't share this model,
+ * with the number that does not divide); EXHAUSTED. Blocking. */
+must_check enum status model_load(struct forward *f, const struct registry_choice *choice,
+                                  const struct model_config *config, const struct layout *layout,
+                                  const char *dir, bool exact, const struct ops_limits *limits,
+                                  void (*tick)(void *cookie), void *cookie,
+                                  uint8_t ret_identity[16], struct error *err);
+/* Closes the devices. */
+void model_unload(struct forward *f);
+
+#endif
