@@ -29,7 +29,15 @@ enum {
      * connection hides in the kernel, which is 4 MB by default. */
     SEND_BUFFER_BYTES = 128 << 10,
     UNSENT_LOW_BYTES = 16 << 10,
+    /* A client whose machine died says nothing, and to a request that is being computed nothing is
+     * sent either: a minute of silent probes tells. */
+    KEEPALIVE_IDLE_S = 30,
+    KEEPALIVE_INTERVAL_S = 10,
+    KEEPALIVE_PROBES = 3,
 };
+
+/* A limit that is hit is hit many times a second: one line of log for all of them. */
+#define ACCEPT_WARN_NS (10 * NS_PER_S)
 
 #define TICK_NS (250 * NS_PER_MS)
 
@@ -120,6 +128,18 @@ void httpd_conn_gone(struct httpd *server)
     }
 }
 
+static void accept_refuse(struct httpd *server, const char *why)
+{
+    uint64_t now = loop_now_ns();
+
+    if (server->accept_warned_ns == 0 || now - server->accept_warned_ns > ACCEPT_WARN_NS) {
+        server->accept_warned_ns = now;
+        log_warn("httpd", "accepting pauses at %zu connections: %s", server->stats.connections,
+                 why);
+    }
+    accept_pause(server, true);
+}
+
 static void on_accept(void *cookie, unsigned events)
 {
     struct httpd *server = cookie;
@@ -130,17 +150,13 @@ static void on_accept(void *cookie, unsigned events)
         int fd;
 
         if (full && !oldest) {
-            log_warn("httpd", "%zu connections are in use, the limit; accepting pauses",
-                     server->stats.connections);
-            accept_pause(server, true);
+            accept_refuse(server, "all are in use, the limit");
             return;
         }
         fd = accept4(server->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
             if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-                log_warn("httpd", "cannot accept, which pauses with %zu connections: %m",
-                         server->stats.connections);
-                accept_pause(server, true);
+                accept_refuse(server, strerror(errno));
             }
             return;
         }
@@ -220,11 +236,17 @@ static void listener_tune(int fd)
     int send_bytes = SEND_BUFFER_BYTES;
     int unsent_bytes = UNSENT_LOW_BYTES;
     int on = 1;
+    int keep_idle_s = KEEPALIVE_IDLE_S;
+    int keep_interval_s = KEEPALIVE_INTERVAL_S;
+    int keep_probes = KEEPALIVE_PROBES;
 
     if (setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof(send_bytes)) < 0 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof(unsent_bytes)) < 0 ||
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) < 0 ||
-        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)) < 0) {
+        setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on)) < 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &keep_idle_s, sizeof(keep_idle_s)) < 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keep_interval_s, sizeof(keep_interval_s)) < 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &keep_probes, sizeof(keep_probes)) < 0) {
         log_warn("httpd", "cannot set an option of the listening socket: %m");
     }
 }
@@ -281,6 +303,7 @@ enum status httpd_create(struct loop *loop, const struct httpd_config *config, s
     if (getrandom(&server->label_seed, sizeof(server->label_seed), 0) < 0) {
         server->label_seed = loop_now_ns();
     }
+    server->stats_turn = UINT64_MAX;
     server->tick = loop_timer_create(loop, on_tick, server);
     loop_timer_arm(server->tick, TICK_NS);
     *ret_server = server;

@@ -118,6 +118,7 @@ void httpd_route_add(struct httpd *server, const struct httpd_route *route);
 uint16_t httpd_port(const struct httpd *server);
 /* "127.0.0.1:8000", "[::]:8000" */
 const char *httpd_address(const struct httpd *server);
+/* Valid until the next turn. */
 const struct httpd_stats *httpd_stats(struct httpd *server);
 
 /*

@@ -390,7 +390,8 @@ static void on_readable(struct httpd_conn *conn)
 {
     struct httpd *server = conn->server;
     bool busy = conn->state == HTTPD_CONN_ANSWER || conn->input_blocked;
-    ssize_t n = recv(conn->fd, server->scratch, HTTPD_SCRATCH_BYTES, MSG_DONTWAIT);
+    ssize_t n = recv(conn->fd, server->scratch, busy ? HTTPD_PIPELINE_BYTES : HTTPD_SCRATCH_BYTES,
+                     MSG_DONTWAIT);
 
     if (n < 0) {
         if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {

@@ -106,6 +106,7 @@ struct httpd {
     int listen_fd;
     struct loop_fd *listen_watch;
     bool accept_paused;
+    uint64_t accept_warned_ns;
     uint16_t port;
     char *address;
 
@@ -121,6 +122,7 @@ struct httpd {
     void *stopped_cookie;
 
     struct httpd_stats stats;
+    uint64_t stats_turn; /* turn in which pending_bytes was summed */
     uint64_t label_seed;
     uint64_t n_labels;
     char date[64]; /* "Date: ...\r\n" of date_s */

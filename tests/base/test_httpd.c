@@ -56,6 +56,16 @@ static int start_quick(void **state)
     return 0;
 }
 
+static int start_small(void **state)
+{
+    struct httpd_config config;
+
+    httpd_config_init(&config);
+    config.max_bodies_bytes = 1000;
+    harness_start(&h, &config);
+    return 0;
+}
+
 static int stop(void **state)
 {
     harness_stop(&h);
@@ -321,6 +331,61 @@ static void test_bodies(void **state)
     assert_int_equal(ask("POST /json HTTP/1.1\r\n" H "Content-Length: 2\r\n\r\n{}", &closed), 200);
 }
 
+/* A client that sends a megabyte nobody wants still gets to read why, and no byte of it is kept. */
+static void test_large_bodies_refused_by_the_head(void **state)
+{
+    static const struct {
+        const char *head;
+        int status;
+    } cases[] = {
+        {"POST /hello HTTP/1.1\r\n" H "Content-Length: 1000000\r\n\r\n", 405},
+        {"POST /none HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nf4240\r\n", 404},
+        {"POST /echo HTTP/1.1\r\n" H "Content-Length: 1000000\r\n\r\n", 413},
+        {"POST /echo HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nf4240\r\n", 413},
+        {"GET /hello HTTP/1.1\r\n" H "Content-Length: 1000000\r\n\r\n", 200},
+    };
+    struct buf text = BUF_INIT;
+    bool closed;
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+        buf_clear(&text);
+        buf_append_text(&text, cases[i].head);
+        memset(buf_reserve(&text, 1000000), '[', 1000000);
+        text.bytes += 1000000;
+        assert_int_equal(exchange(&h, (char *)text.data, text.bytes, &closed, &out),
+                         cases[i].status);
+        assert_true(closed);
+        assert_int_equal(harness_stats(&h).bodies_bytes, 0);
+    }
+    buf_fini(&text);
+}
+
+/* Many bodies on the way share one bound. */
+static void test_bodies_share_a_bound(void **state)
+{
+    static char part[600];
+    int first = client_connect(&h);
+    int second = client_connect(&h);
+
+    memset(part, 'a', sizeof(part));
+    client_text(first, "POST /echo HTTP/1.1\r\n" H "Content-Length: 700\r\n\r\n");
+    client_send(first, part, 600);
+    usleep(50000);
+    assert_int_equal(harness_stats(&h).bodies_bytes, 600);
+    client_text(second, "POST /echo HTTP/1.1\r\n" H "Content-Length: 700\r\n\r\n");
+    client_send(second, part, 600);
+    buf_clear(&out);
+    assert_int_equal(client_answer(second, false, &out), 429);
+    check_error("queue_full");
+    assert_true(has("Retry-After: 1\r\n"));
+    client_send(first, part, 100);
+    buf_clear(&out);
+    assert_int_equal(client_answer(first, false, &out), 200);
+    assert_int_equal(harness_stats(&h).bodies_bytes, 0);
+    close(first);
+    close(second);
+}
+
 static void test_expect(void **state)
 {
     static const char head[] =
@@ -583,6 +648,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_paths_are_matched_byte_for_byte, start_plain, stop),
         cmocka_unit_test_setup_teardown(test_methods, start_plain, stop),
         cmocka_unit_test_setup_teardown(test_bodies, start_plain, stop),
+        cmocka_unit_test_setup_teardown(test_large_bodies_refused_by_the_head, start_plain, stop),
+        cmocka_unit_test_setup_teardown(test_bodies_share_a_bound, start_small, stop),
         cmocka_unit_test_setup_teardown(test_expect, start_plain, stop),
         cmocka_unit_test_setup_teardown(test_one_point_oh_and_pipelining, start_plain, stop),
         cmocka_unit_test_setup_teardown(test_pipelining_is_bounded, start_plain, stop),
