@@ -1,0 +1,443 @@
+/* Continuous batching: see batcher.h for the policy.
+ *
+ * One unit of work is in flight at a time: a step, a chunk or a call. Everything that joins, leaves
+ * or pauses does so on the loop; the unit holds copies of what the compute thread needs, so the
+ * lists may change under it. The invariant: a row is in exactly one of active, paused or nowhere,
+ * and `stepping` is true only while the unit in flight holds its sequence.
+ *
+ * Choice is made in one place (schedule), deferred to the end of a loop turn, so that all rows that
+ * join in one turn are in the same step.
+ */
+#include "decode/batcher.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/workers.h"
+
+enum unit_kind { UNIT_NONE, UNIT_STEP, UNIT_CHUNK, UNIT_CALL };
+
+/* Shares are taken over about the last second: long enough to smooth single chunks, short enough to
+ * forget a burst. */
+enum { SHARE_WINDOW_MS = 1000, MAX_CALLS = 256 };
+
+struct call {
+    struct list link;
+    void (*run)(void *cookie);
+    void (*done)(void *cookie);
+    void *cookie;
+};
+
+struct unit {
+    enum unit_kind kind;
+    enum status status;
+    uint64_t start_ns, end_ns;
+    struct engine_row *rows; /* a step's, max_rows of them */
+    struct batch_row **members;
+    uint32_t n_rows;
+    struct batch_prompt *prompt; /* a chunk's */
+    uint32_t n_tokens;
+    struct engine_row last;
+    struct call *call;
+};
+
+struct batcher {
+    struct loop *loop;
+    struct engine *engine;
+    struct workers *compute;
+    struct batcher_options options;
+    const struct batcher_events *events;
+    void *cookie;
+    struct list active, paused, calls;
+    struct prompt_queue *prompts;
+    struct unit unit;
+    uint32_t n_active, n_paused, n_calls;
+    bool scheduled, broken, last_was_chunk;
+    double step_share_ns, chunk_share_ns; /* decayed time of each kind */
+    uint64_t share_ns, last_step_start_ns;
+    struct batcher_stats stats;
+};
+
+static void schedule(void *cookie);
+
+static void schedule_soon(struct batcher *batcher)
+{
+    if (!batcher->scheduled && batcher->unit.kind == UNIT_NONE && !batcher->broken) {
+        batcher->scheduled = true;
+        loop_defer(batcher->loop, schedule, batcher);
+    }
+}
+
+enum status batcher_create(struct loop *loop, struct engine *engine,
+                           const struct batcher_options *options,
+                           const struct batcher_events *events, void *cookie,
+                           struct batcher **ret_batcher)
+{
+    const struct engine_info *info = engine_info(engine);
+    struct workers *compute;
+    enum status status = workers_create(loop, 1, 1, &compute);
+    if (status) {
+        return status;
+    }
+    struct batcher *batcher = mem_zalloc(sizeof(*batcher));
+    batcher->loop = loop;
+    batcher->engine = engine;
+    batcher->compute = compute;
+    batcher->options = *options;
+    if (!batcher->options.max_rows || batcher->options.max_rows > info->max_batch_rows) {
+        batcher->options.max_rows = info->max_batch_rows;
+    }
+    batcher->events = events;
+    batcher->cookie = cookie;
+    list_init(&batcher->active);
+    list_init(&batcher->paused);
+    list_init(&batcher->calls);
+    batcher->prompts = prompt_queue_create(info->max_chunk_tokens, info->page_tokens);
+    batcher->unit.rows = mem_array(batcher->options.max_rows, sizeof(struct engine_row));
+    batcher->unit.members = mem_array(batcher->options.max_rows, sizeof(struct batch_row *));
+    batcher->stats.running = "idle";
+    batcher->stats.running_since_ns = loop_now_ns();
+    *ret_batcher = batcher;
+    return STATUS_OK;
+}
+
+void batcher_free(struct batcher *batcher)
+{
+    if (!batcher) {
+        return;
+    }
+    loop_defer_cancel(batcher->loop, schedule, batcher);
+    batcher->broken = true; /* what ends now starts nothing */
+    workers_free(batcher->compute);
+    list_for_each_safe(at, &batcher->calls)
+    {
+        mem_free(list_entry(at, struct call, link));
+    }
+    mem_free(batcher->unit.call);
+    prompt_queue_free(batcher->prompts);
+    mem_free(batcher->unit.rows);
+    mem_free(batcher->unit.members);
+    mem_free(batcher);
+}
+
+static void list_of(struct batcher *batcher, struct batch_row *row, bool add)
+{
+    uint32_t *n = row->paused ? &batcher->n_paused : &batcher->n_active;
+    if (add) {
+        list_push_back(row->paused ? &batcher->paused : &batcher->active, &row->link);
+        ++*n;
+    } else {
+        list_remove(&row->link);
+        --*n;
+    }
+}
+
+void batcher_row_add(struct batcher *batcher, struct batch_row *row)
+{
+    assert(!row->joined);
+    row->joined = true;
+    row->leaving = row->stepping = row->paused = false;
+    list_of(batcher, row, true);
+    schedule_soon(batcher);
+}
+
+bool batcher_row_remove(struct batcher *batcher, struct batch_row *row)
+{
+    if (row->joined) {
+        list_of(batcher, row, false);
+        row->joined = false;
+    }
+    row->leaving = row->stepping;
+    return !row->stepping;
+}
+
+void batcher_row_pause(struct batcher *batcher, struct batch_row *row, bool paused)
+{
+    if (!row->joined || row->paused == paused) {
+        return;
+    }
+    list_of(batcher, row, false);
+    row->paused = paused;
+    list_of(batcher, row, true);
+    schedule_soon(batcher);
+}
+
+void batcher_prompt_add(struct batcher *batcher, struct batch_prompt *prompt)
+{
+    assert(!prompt->joined);
+    memset(&prompt->prompt, 0, sizeof(prompt->prompt));
+    prompt->prompt.n_total = prompt->n_ids;
+    atomic_store(&prompt->cancelled, false);
+    prompt->joined = true;
+    prompt->running = prompt->leaving = false;
+    prompt_queue_add(batcher->prompts, &prompt->prompt);
+    schedule_soon(batcher);
+}
+
+bool batcher_prompt_remove(struct batcher *batcher, struct batch_prompt *prompt)
+{
+    if (prompt->running) {
+        prompt->leaving = true;
+        atomic_store(&prompt->cancelled, true);
+        return false;
+    }
+    if (prompt->joined) {
+        prompt_queue_remove(batcher->prompts, &prompt->prompt);
+        prompt->joined = false;
+    }
+    return true;
+}
+
+enum status batcher_call(struct batcher *batcher, void (*run)(void *cookie),
+                         void (*done)(void *cookie), void *cookie)
+{
+    if (batcher->n_calls >= MAX_CALLS) {
+        return STATUS_EXHAUSTED;
+    }
+    struct call *call = mem_zalloc(sizeof(*call));
+    call->run = run;
+    call->done = done;
+    call->cookie = cookie;
+    list_push_back(&batcher->calls, &call->link);
+    batcher->n_calls++;
+    schedule_soon(batcher);
+    return STATUS_OK;
+}
+
+/* Compute thread. */
+static void unit_run(void *cookie, struct workers_job *job)
+{
+    struct batcher *batcher = cookie;
+    struct unit *unit = &batcher->unit;
+    unit->start_ns = loop_now_ns();
+    if (unit->kind == UNIT_STEP) {
+        unit->status = engine_step(batcher->engine, unit->rows, unit->n_rows);
+    } else if (unit->kind == UNIT_CHUNK) {
+        struct batch_prompt *prompt = unit->prompt;
+        uint32_t n_done = prompt->prompt.n_done;
+        bool last = n_done + unit->n_tokens == prompt->n_ids;
+        unit->status =
+            engine_prefill(batcher->engine, prompt->seq, prompt->ids + n_done, unit->n_tokens,
+                           last ? &unit->last : NULL, &prompt->cancelled);
+    } else {
+        unit->call->run(unit->call->cookie);
+    }
+    unit->end_ns = loop_now_ns();
+}
+
+static void decayed_mean(double *mean, double value)
+{
+    *mean = *mean == 0 ? value : 0.8 * *mean + 0.2 * value;
+}
+
+static void account(struct batcher *batcher, enum unit_kind kind, uint64_t start_ns,
+                    uint64_t end_ns)
+{
+    uint64_t spent_ns = end_ns - start_ns;
+    if (end_ns - batcher->share_ns > SHARE_WINDOW_MS * NS_PER_MS) {
+        batcher->step_share_ns /= 2;
+        batcher->chunk_share_ns /= 2;
+        batcher->share_ns = end_ns;
+    }
+    if (kind == UNIT_STEP) {
+        batcher->stats.n_steps++;
+        batcher->stats.n_step_rows += batcher->unit.n_rows;
+        batcher->stats.step_ns += spent_ns;
+        batcher->step_share_ns += (double)spent_ns;
+        decayed_mean(&batcher->stats.step_s, (double)spent_ns * 1e-9);
+    } else if (kind == UNIT_CHUNK) {
+        batcher->stats.n_chunks++;
+        batcher->stats.n_chunk_tokens += batcher->unit.n_tokens;
+        batcher->stats.chunk_ns += spent_ns;
+        batcher->chunk_share_ns += (double)spent_ns;
+        if (spent_ns > 0) {
+            decayed_mean(&batcher->stats.tokens_per_s_prefill,
+                         batcher->unit.n_tokens * 1e9 / (double)spent_ns);
+        }
+    }
+    batcher->last_was_chunk = kind == UNIT_CHUNK;
+}
+
+static void finish_step(struct batcher *batcher)
+{
+    struct unit *unit = &batcher->unit;
+    uint32_t n_rows = unit->n_rows;
+    for (uint32_t i = 0; i < n_rows; i++) {
+        struct batch_row *row = unit->members[i];
+        row->stepping = false;
+        if (row->leaving) {
+            row->leaving = false;
+            batcher->events->row_released(batcher->cookie, row);
+            continue;
+        }
+        row->token = unit->rows[i].draw.id;
+        row->n_generated++;
+        /* More rows than a step holds: those that had their turn go to the back. */
+        if (row->joined && !row->paused && batcher->n_active > batcher->options.max_rows) {
+            list_of(batcher, row, false);
+            list_of(batcher, row, true);
+        }
+        batcher->events->token(batcher->cookie, row, &unit->rows[i].draw);
+    }
+    batcher->events->step_done(batcher->cookie);
+}
+
+static void finish_chunk(struct batcher *batcher, enum status status)
+{
+    struct batch_prompt *prompt = batcher->unit.prompt;
+    prompt->running = false;
+    if (prompt->leaving) {
+        status = STATUS_CANCELLED;
+    }
+    if (!status) {
+        prompt->prompt.n_done += batcher->unit.n_tokens;
+        batcher->events->prompt_progress(batcher->cookie, prompt, prompt->prompt.n_done);
+        if (prompt->leaving) {
+            status = STATUS_CANCELLED;
+        }
+    }
+    if (status || prompt->prompt.n_done == prompt->n_ids) {
+        prompt_queue_remove(batcher->prompts, &prompt->prompt);
+        prompt->joined = prompt->leaving = false;
+        batcher->events->prompt_done(batcher->cookie, prompt, status, &batcher->unit.last.draw);
+    }
+}
+
+static void unit_done(void *cookie)
+{
+    struct batcher *batcher = cookie;
+    struct unit *unit = &batcher->unit;
+    enum unit_kind kind = unit->kind;
+    enum status status = unit->status;
+    account(batcher, kind, unit->start_ns, unit->end_ns);
+    unit->kind = UNIT_NONE;
+    batcher->stats.running = "idle";
+    batcher->stats.running_since_ns = unit->end_ns;
+    if (kind == UNIT_STEP && status) {
+        batcher->broken = true;
+        log_error("batcher", "a decode step failed: %s", status_name(status));
+        batcher->events->broken(batcher->cookie, status);
+        return;
+    }
+    if (kind == UNIT_STEP) {
+        finish_step(batcher);
+    } else if (kind == UNIT_CHUNK) {
+        finish_chunk(batcher, status);
+    } else {
+        struct call *call = unit->call;
+        unit->call = NULL;
+        call->done(call->cookie);
+        mem_free(call);
+    }
+    schedule_soon(batcher);
+}
+
+static void unit_start(struct batcher *batcher, enum unit_kind kind, const char *name)
+{
+    batcher->unit.kind = kind;
+    batcher->unit.status = STATUS_OK;
+    batcher->stats.running = name;
+    batcher->stats.running_since_ns = loop_now_ns();
+    enum status status = workers_submit(batcher->compute, unit_run, unit_done, NULL, batcher, NULL);
+    assert(status == STATUS_OK); /* one unit in flight, a queue of one */
+    (void)status;
+}
+
+/* Makes sure that every row of the coming step has a page to write to. False: the lists changed,
+ * choose anew. */
+static bool reserve_pages(struct batcher *batcher)
+{
+    list_for_each(at, &batcher->active)
+    {
+        struct batch_row *row = list_entry(at, struct batch_row, link);
+        if (engine_seq_reserve(row->seq, engine_seq_n_tokens(row->seq) + 1)) {
+            if (!batcher->events->short_of_pages(batcher->cookie, row)) {
+                batcher_row_pause(batcher, row, true);
+            }
+            return false;
+        }
+    }
+    return true;
+}
+
+static void start_step(struct batcher *batcher)
+{
+    struct unit *unit = &batcher->unit;
+    while (!reserve_pages(batcher)) {
+        if (list_empty(&batcher->active)) {
+            schedule_soon(batcher);
+            return;
+        }
+    }
+    unit->n_rows = 0;
+    list_for_each(at, &batcher->active)
+    {
+        struct batch_row *row = list_entry(at, struct batch_row, link);
+        unit->members[unit->n_rows] = row;
+        unit->rows[unit->n_rows] = (struct engine_row){.seq = row->seq,
+                                                       .token = row->token,
+                                                       .sampling = row->sampling,
+                                                       .n_generated = row->n_generated};
+        row->stepping = true;
+        if (++unit->n_rows == batcher->options.max_rows) {
+            break;
+        }
+    }
+    uint64_t now_ns = loop_now_ns();
+    if (batcher->last_step_start_ns &&
+        now_ns - batcher->last_step_start_ns > batcher->stats.max_gap_ns) {
+        batcher->stats.max_gap_ns = now_ns - batcher->last_step_start_ns;
+    }
+    batcher->last_step_start_ns = now_ns;
+    unit_start(batcher, UNIT_STEP, "step");
+}
+
+static void start_chunk(struct batcher *batcher)
+{
+    struct unit *unit = &batcher->unit;
+    struct prompt *prompt = prompt_queue_next(batcher->prompts, 0, &unit->n_tokens);
+    unit->prompt = list_entry(prompt, struct batch_prompt, prompt);
+    unit->prompt->running = true;
+    memset(&unit->last, 0, sizeof(unit->last));
+    unit->last.sampling = unit->prompt->sampling;
+    unit->last.n_generated = unit->prompt->n_generated;
+    unit_start(batcher, UNIT_CHUNK, "chunk");
+}
+
+static void schedule(void *cookie)
+{
+    struct batcher *batcher = cookie;
+    batcher->scheduled = false;
+    if (batcher->unit.kind != UNIT_NONE || batcher->broken) {
+        return;
+    }
+    struct list *first_call = list_first(&batcher->calls);
+    bool have_rows = !list_empty(&batcher->active);
+    bool have_prompts = prompt_queue_length(batcher->prompts) > 0;
+    double busy_ns = batcher->step_share_ns + batcher->chunk_share_ns;
+    bool within_share = batcher->chunk_share_ns <= batcher->options.prefill_share * busy_ns;
+    if (!have_rows) {
+        batcher->last_step_start_ns = 0;
+    }
+    if (first_call) {
+        list_remove(first_call);
+        batcher->n_calls--;
+        batcher->unit.call = list_entry(first_call, struct call, link);
+        unit_start(batcher, UNIT_CALL, "call");
+    } else if (have_prompts && (!have_rows || (within_share && !batcher->last_was_chunk))) {
+        start_chunk(batcher);
+    } else if (have_rows) {
+        start_step(batcher);
+    }
+}
+
+void batcher_stats(const struct batcher *batcher, struct batcher_stats *ret_stats)
+{
+    *ret_stats = batcher->stats;
+    ret_stats->rows = batcher->n_active + batcher->n_paused;
+    ret_stats->rows_paused = batcher->n_paused;
+    ret_stats->prompts = prompt_queue_length(batcher->prompts);
+    ret_stats->prompt_tokens_left = prompt_queue_tokens_left(batcher->prompts);
+}
