@@ -1,0 +1,28 @@
+/* See options.h. */
+#include "node/options.h"
+
+#include <string.h>
+
+const char *const node_engine_names[] = {"model", "sim", NULL};
+
+void node_engine_options(const struct node_options *options, struct engine_options *ret_options)
+{
+    *ret_options = (struct engine_options){
+        .kind = node_engine_names[options->engine],
+        .model_dir = options->model,
+        .device = options->device,
+        .exact = options->exact,
+        .n_threads = (uint32_t)options->threads,
+        .max_sequences = (uint32_t)options->max_sequences,
+        .n_pages = (uint32_t)options->pages,
+        .max_context_tokens = (uint32_t)options->max_context_tokens,
+        .max_chunk_tokens = (uint32_t)options->chunk_tokens,
+        .max_batch_rows = (uint32_t)options->max_sequences,
+        .sim_prefill_tokens_per_s = options->sim_prefill_tokens_per_s,
+        .sim_step_ms = options->sim_step_ms,
+        .sim_page_bytes = options->sim_page_bytes,
+        .sim_tail_bytes = options->sim_tail_bytes,
+        .sim_vocab_size = (uint32_t)options->sim_vocab_size,
+        .sim_script = options->script,
+    };
+}
