@@ -8,7 +8,7 @@
  * Choice is made in one place (schedule), deferred to the end of a loop turn, so that all rows that
  * join in one turn are in the same step.
  */
-#include "decode/batcher.h"
+#include "node/batcher.h"
 
 #include <assert.h>
 #include <string.h>
