@@ -1,10 +1,10 @@
 /* decode/landing.h - the landing area: the only memory of a decode node that a peer can write to.
  *
  * Slots of one page image each, numbered from 0, in a ledger: free -> granted -> landed -> free, or
- * granted -> revoked -> free. Owner of a slot is a transfer id, or a preflight's number. Correctness
- * never depends on when a revoked slot comes back (handoff.md: a late write spoils a slot at worst,
- * and a spoiled parcel fails its checksum); a free slot is reused oldest first, so that a late
- * writer has the longest time to fall silent.
+ * granted -> revoked -> free. Owner of a slot is a transfer id, or a preflight's number.
+ * Correctness never depends on when a revoked slot comes back (handoff.md: a late write spoils a
+ * slot at worst, and a spoiled parcel fails its checksum); a free slot is reused oldest first, so
+ * that a late writer has the longest time to fall silent.
  *
  * Thread: loop.
  */

@@ -302,7 +302,7 @@ static void link_opened(void *cookie, struct link *link)
     Baton__Region region = BATON__REGION__INIT, *regions[] = {&region};
     Baton__PrefillHello hello = BATON__PREFILL_HELLO__INIT;
     Baton__ToPrefill message = BATON__TO_PREFILL__INIT;
-    region.base = (uint64_t)(uintptr_t)region_base(landing_region(landing));
+    region.base_ = (uint64_t)(uintptr_t)region_base(landing_region(landing));
     region.bytes = region_bytes(landing_region(landing));
     region.rkey = (ProtobufCBinaryData){rkey_bytes, (uint8_t *)rkey};
     region.memory = region_memory(landing_region(landing)) == REGION_DEVICE
@@ -545,13 +545,14 @@ struct peer *peers_find_ready(struct peers *peers, const Baton__NodeRef *ref, ch
     static const char *const names[] = {"connecting", "in preflight", "ready", "failed"};
     struct peer *peer = peer_find(peers, ref->node_id, ref->incarnation);
     if (!peer) {
-        snprintf(ret_text, 256, "prefill node %.64s of incarnation %016" PRIx64 " is not known here",
-                 ref->node_id, ref->incarnation);
+        snprintf(ret_text, 256,
+                 "prefill node %.64s of incarnation %016" PRIx64 " is not known here", ref->node_id,
+                 ref->incarnation);
         return NULL;
     }
     if (peer->state != PEER_READY) {
-        snprintf(ret_text, 256, "the pair with %s is %s: %.120s", peer->node_id,
-                 names[peer->state], peer->text);
+        snprintf(ret_text, 256, "the pair with %s is %s: %.120s", peer->node_id, names[peer->state],
+                 peer->text);
         return NULL;
     }
     return peer;
