@@ -302,7 +302,7 @@ static void link_opened(void *cookie, struct link *link)
     Baton__Region region = BATON__REGION__INIT, *regions[] = {&region};
     Baton__PrefillHello hello = BATON__PREFILL_HELLO__INIT;
     Baton__ToPrefill message = BATON__TO_PREFILL__INIT;
-    region.base_ = (uint64_t)(uintptr_t)region_base(landing_region(landing));
+    region.address = (uint64_t)(uintptr_t)region_base(landing_region(landing));
     region.bytes = region_bytes(landing_region(landing));
     region.rkey = (ProtobufCBinaryData){rkey_bytes, (uint8_t *)rkey};
     region.memory = region_memory(landing_region(landing)) == REGION_DEVICE
