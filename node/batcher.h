@@ -1,10 +1,11 @@
 /* node/batcher.h - what the compute thread does next: decode steps, and prompt chunks between
  * them.
  *
- * Owns the one compute thread of a node (a prefill node has prompts only) and the order of its work. Rows (samples being
- * generated) join and leave between steps; prompts prefilled here are cut into chunks by
- * engine/prompt. Between two steps at most one chunk runs, and chunks get at most `prefill_share`
- * of the time while rows are waiting for steps; with no row to step they get all of it.
+ * Owns the one compute thread of a node (a prefill node has prompts only) and the order of its
+ * work. Rows (samples being generated) join and leave between steps; prompts prefilled here are cut
+ * into chunks by engine/prompt. Between two steps at most one chunk runs, and chunks get at most
+ * `prefill_share` of the time while rows are waiting for steps; with no row to step they get all of
+ * it.
  *
  * Thread: loop. Every callback runs from the event loop, never inside a call. Owner of rows and
  * prompts: the caller; while linked here they may not be freed. Bounds: the caller's admission.

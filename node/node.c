@@ -1,0 +1,563 @@
+/* The process around an engine: see node.h.
+ *
+ * Owns what is opened here, in the order of node_open, and closes it in reverse. Progress: the
+ * engine's counter moves with every layer and step on the compute thread; a timer carries it to the
+ * service, which decides liveness, and to the routers, which decide about leases.
+ */
+#include "node/node.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/net.h"
+#include "node/join.h"
+#include "proto/node.pb-c.h"
+#include "rpc/hello.h"
+#include "rpc/proto.h"
+
+enum { TICK_MS = 100, DEFAULT_LEASE_MS = 1500 };
+
+#ifndef BATON_VERSION
+#define BATON_VERSION "0.1.0"
+#endif
+
+struct node {
+    struct node_config config;
+    struct loop *loop;
+    struct service *service;
+    struct metrics *metrics;
+    struct httpd *httpd;
+    struct rpc_core *rpc;
+    struct rpc_server *server;
+    struct health *health;
+    struct transport *transport;
+    struct engine *engine;
+    struct join *join;
+    struct loop_timer *tick;
+    _Atomic uint64_t progress;
+    uint64_t progress_seen;
+    bool busy, drained_told;
+    Baton__Hello hello;
+    Baton__Limits limits;
+    Baton__Address grpc, http;
+    char node_id[HELLO_NODE_ID_MAX + 1], advertise[NET_HOST_MAX], build[HELLO_TEXT_MAX];
+    uint8_t boot_id[16];
+    char *tls_ca, *tls_cert, *tls_key;
+    const char *http_keys[1];
+    struct drain_call {
+        struct rpc_server_call *call;
+        uint64_t due_ns;
+        bool stop;
+    } drains[8];
+    size_t n_drains;
+};
+
+struct loop *node_loop(struct node *node)
+{
+    return node->loop;
+}
+struct engine *node_engine(struct node *node)
+{
+    return node->engine;
+}
+struct transport *node_transport(struct node *node)
+{
+    return node->transport;
+}
+struct rpc_core *node_rpc(struct node *node)
+{
+    return node->rpc;
+}
+struct rpc_server *node_server(struct node *node)
+{
+    return node->server;
+}
+struct service *node_service(struct node *node)
+{
+    return node->service;
+}
+struct metrics *node_metrics(struct node *node)
+{
+    return node->metrics;
+}
+const Baton__Hello *node_hello(const struct node *node)
+{
+    return &node->hello;
+}
+bool node_draining(const struct node *node)
+{
+    return service_draining(node->service);
+}
+
+struct rpc_security node_security(const struct node *node)
+{
+    return (struct rpc_security){
+        .token = node->config.options->cluster_token,
+        .tls_ca = node->tls_ca,
+        .tls_cert = node->tls_cert,
+        .tls_key = node->tls_key,
+    };
+}
+
+void node_status_soon(struct node *node)
+{
+    if (node->join) {
+        join_status_soon(node->join);
+    }
+}
+
+/* ---- drain ---- */
+
+static void drains_answer(struct node *node)
+{
+    uint32_t n_left = node->config.ops->n_live(node->config.cookie);
+    uint64_t now_ns = loop_now_ns();
+    for (size_t i = 0; i < node->n_drains;) {
+        struct drain_call *drain = &node->drains[i];
+        if (n_left > 0 && now_ns < drain->due_ns) {
+            i++;
+            continue;
+        }
+        struct buf packed = BUF_INIT;
+        Baton__DrainReply reply = BATON__DRAIN_REPLY__INIT;
+        reply.drained = n_left == 0;
+        reply.n_left = n_left;
+        proto_pack(&reply.base, &packed);
+        rpc_server_call_reply(drain->call, packed.data, packed.bytes);
+        buf_fini(&packed);
+        *drain = node->drains[--node->n_drains];
+    }
+    if (n_left == 0 && service_draining(node->service) && !node->drained_told) {
+        node->drained_told = true;
+        service_drained(node->service);
+    }
+}
+
+static void on_drain_call(void *cookie, struct rpc_server_call *call, const uint8_t *bytes,
+                          size_t n_bytes)
+{
+    struct node *node = cookie;
+    struct arena *arena = arena_create(4096);
+    ProtobufCMessage *unpacked;
+    struct error err;
+    if (proto_unpack(&baton__drain_request__descriptor, bytes, n_bytes, arena, &unpacked, &err)) {
+        rpc_server_call_fail(call, RPC_INVALID_ARGUMENT, err.text);
+    } else if (node->n_drains == sizeof(node->drains) / sizeof(node->drains[0])) {
+        rpc_server_call_fail(call, RPC_RESOURCE_EXHAUSTED, "too many drains at once");
+    } else {
+        const Baton__DrainRequest *request = (const Baton__DrainRequest *)unpacked;
+        uint64_t wait_ns = request->deadline_ms ? request->deadline_ms * NS_PER_MS
+                                                : node->config.options->grace_ns;
+        node->drains[node->n_drains++] =
+            (struct drain_call){call, loop_now_ns() + wait_ns, request->stop};
+        service_drain(node->service);
+    }
+    arena_free(arena);
+}
+
+static void on_drain(void *cookie)
+{
+    struct node *node = cookie;
+    log_info("node", "draining: %" PRIu32 " left", node->config.ops->n_live(node->config.cookie));
+    health_set(node->health, "", false);
+    node_status_soon(node);
+    drains_answer(node);
+}
+
+static void on_grace_end(void *cookie)
+{
+    struct node *node = cookie;
+    node->config.ops->fail_all(node->config.cookie, "this node is being stopped");
+}
+
+static void on_pause(void *cookie, uint64_t gap_ns)
+{
+    struct node *node = cookie;
+    struct error err;
+    uint64_t incarnation;
+    if (gap_ns < node->config.options->lease_ns / 2) {
+        return;
+    }
+    log_warn("node", "this process stood still for %.1f s: it joins anew", (double)gap_ns * 1e-9);
+    if (hello_incarnation_draw(&incarnation, &err)) {
+        log_error("node", "%s", err.text);
+        service_stop(node->service, 1);
+        return;
+    }
+    node->hello.incarnation = incarnation;
+    node->config.ops->paused(node->config.cookie);
+    join_reset(node->join);
+}
+
+static void on_tick(void *cookie)
+{
+    struct node *node = cookie;
+    uint64_t progress = atomic_load_explicit(&node->progress, memory_order_relaxed);
+    bool busy = node->config.ops->busy(node->config.cookie);
+    if (progress != node->progress_seen) {
+        node->progress_seen = progress;
+        service_progress_add(node->service);
+    }
+    if (busy != node->busy) {
+        node->busy = busy;
+        if (busy) {
+            service_busy_begin(node->service);
+        } else {
+            service_busy_end(node->service);
+        }
+    }
+    if (node->n_drains || service_draining(node->service)) {
+        drains_answer(node);
+    }
+    loop_timer_arm(node->tick, TICK_MS * NS_PER_MS);
+}
+
+/* ---- what routers see ---- */
+
+static void fill_status(void *cookie, Baton__ToRouter__Status *status)
+{
+    struct node *node = cookie;
+    const struct engine_info *info = engine_info(node->engine);
+    status->pages_free = engine_pages_free(node->engine);
+    status->pages_total = info->n_pages;
+    status->sequences_free = engine_slots_free(node->engine);
+    node->config.ops->status(node->config.cookie, status);
+    status->progress = service_progress(node->service);
+    status->ready = service_ready(node->service);
+    status->draining = service_draining(node->service);
+}
+
+static void on_view(void *cookie, const Baton__ToNode__Peer *const *nodes, size_t n_nodes)
+{
+    struct node *node = cookie;
+    service_reason_clear(node->service, "router");
+    health_set(node->health, "", service_ready(node->service));
+    if (node->config.ops->view) {
+        node->config.ops->view(node->config.cookie, nodes, n_nodes);
+    }
+}
+
+static const struct join_events join_events = {.status = fill_status, .view = on_view};
+
+/* ---- /debug/pages ---- */
+
+static void debug_pages(void *cookie, struct httpd_request *request)
+{
+    struct node *node = cookie;
+    struct buf out = BUF_INIT;
+    struct json_writer w;
+    json_writer_init(&w, &out);
+    json_begin_object(&w);
+    json_pair_string(&w, "node_id", node->node_id);
+    json_key(&w, "engine");
+    engine_debug_json(node->engine, &w);
+    if (node->config.ops->debug) {
+        node->config.ops->debug(node->config.cookie, &w);
+    }
+    json_end_object(&w);
+    httpd_reply(request, 200, "application/json", out.data, out.bytes);
+    buf_fini(&out);
+}
+
+/* ---- opening ---- */
+
+static enum status read_file(const char *path, char **ret_text, struct error *err)
+{
+    FILE *file = fopen(path, "re");
+    struct buf text = BUF_INIT;
+    if (!file) {
+        return error_set(err, STATUS_NOT_FOUND, "%s: %m", path);
+    }
+    for (;;) {
+        uint8_t *at = buf_reserve(&text, 4096);
+        size_t n = fread(at, 1, 4096, file);
+        text.bytes += n;
+        if (n == 0 || text.bytes > 1 << 20) {
+            break;
+        }
+    }
+    fclose(file);
+    *ret_text = buf_take(&text, NULL);
+    return STATUS_OK;
+}
+
+static enum status read_tls(struct node *node, struct error *err)
+{
+    const struct node_options *options = node->config.options;
+    enum status status = STATUS_OK;
+    if (options->tls_ca) {
+        status = read_file(options->tls_ca, &node->tls_ca, err);
+    }
+    if (!status && options->tls_cert) {
+        status = read_file(options->tls_cert, &node->tls_cert, err);
+    }
+    if (!status && options->tls_key) {
+        status = read_file(options->tls_key, &node->tls_key, err);
+    }
+    return status;
+}
+
+/* A name or literal that others can reach. */
+static enum status choose_advertised(struct node *node, struct error *err)
+{
+    const struct node_options *options = node->config.options;
+    struct net_address address;
+    const char *text = options->advertise_host ? options->advertise_host : options->host;
+    enum status status = net_address_parse(text, &address, err);
+    if (status) {
+        return status;
+    }
+    if (net_host_is_wildcard(address.host)) {
+        return error_set(err, STATUS_INVALID,
+                         "--host %s is a wildcard: say with --advertise-host where others reach "
+                         "this node",
+                         options->host);
+    }
+    snprintf(node->advertise, sizeof(node->advertise), "%s", address.host);
+    return STATUS_OK;
+}
+
+static enum status open_network(struct node *node, struct error *err)
+{
+    const struct node_options *options = node->config.options;
+    struct net_address host;
+    enum status status = net_address_parse(options->host, &host, err);
+    if (status) {
+        return status;
+    }
+    status = rpc_core_create(node->loop, &node->rpc, err);
+    if (status) {
+        return status;
+    }
+    struct rpc_server_options server = {
+        .host = host.host,
+        .port = (uint16_t)options->grpc_port,
+        .security = node_security(node),
+    };
+    /* A node shows its certificate; it asks for one only if it was given an authority as well. */
+    status = rpc_server_create(node->rpc, &server, &node->server, err);
+    if (status) {
+        return status;
+    }
+    node->health = health_create(node->server);
+    rpc_server_add_unary(node->server, "/baton.Node/Drain", on_drain_call, node);
+    struct httpd_config http;
+    httpd_config_init(&http);
+    http.host = host.host;
+    http.port = (uint16_t)options->http_port;
+    if (options->cluster_token) {
+        node->http_keys[0] = options->cluster_token;
+        http.keys = node->http_keys;
+        http.n_keys = 1;
+    }
+    status = httpd_create(node->loop, &http, err, &node->httpd);
+    if (status) {
+        return status;
+    }
+    httpd_route_add(node->httpd, &(struct httpd_route){.methods = HTTPD_GET,
+                                                       .path = "/debug/pages",
+                                                       .handler = debug_pages,
+                                                       .cookie = node});
+    service_attach_httpd(node->service, node->httpd, node->metrics);
+    struct transport_options transport = {
+        .tls = options->ucx_tls,
+        .net_devices = options->ucx_net_devices,
+        .tcp_port_range = options->ucx_tcp_port_range,
+    };
+    return transport_open(node->loop, &transport, &node->transport, err);
+}
+
+static void memory_line(void *cookie, const char *item, size_t bytes)
+{
+    size_t *sum = cookie;
+    *sum += bytes;
+    log_info("memory", "%-24s %10.1f MiB", item, (double)bytes / (1 << 20));
+}
+
+static enum status open_engine(struct node *node, struct error *err)
+{
+    struct engine_options options;
+    node_engine_options(node->config.options, &options);
+    if (strcmp(options.kind, "model") == 0 && !options.model_dir) {
+        return error_set(
+            err, STATUS_INVALID,
+            "--model DIR is missing: the checkpoint folder to serve (or --engine sim)");
+    }
+    enum status status = engine_open(&options, &node->progress, &node->engine, err);
+    if (status) {
+        return status;
+    }
+    size_t sum = 0;
+    const struct engine_info *info = engine_info(node->engine);
+    engine_memory_report(node->engine, memory_line, &sum);
+    log_info("memory", "%-24s %10.1f MiB", "all", (double)sum / (1 << 20));
+    log_info("engine",
+             "%s on %s: %" PRIu32 " pages of %" PRIu32 " tokens, %" PRIu32
+             " sequences, context of %" PRIu32 " tokens",
+             info->model_name, info->device_name, info->n_pages, info->page_tokens,
+             info->max_sequences, info->max_context_tokens);
+    engine_metrics_register(node->engine, node->metrics);
+    return STATUS_OK;
+}
+
+static enum status fill_hello(struct node *node, struct error *err)
+{
+    const struct node_options *options = node->config.options;
+    const struct engine_info *info = engine_info(node->engine);
+    Baton__Hello *hello = &node->hello;
+    if (options->node_id) {
+        if (strlen(options->node_id) > HELLO_NODE_ID_MAX) {
+            return error_set(err, STATUS_INVALID, "--node-id is longer than %d bytes",
+                             HELLO_NODE_ID_MAX);
+        }
+        snprintf(node->node_id, sizeof(node->node_id), "%s", options->node_id);
+    } else {
+        char host[40] = "host";
+        gethostname(host, sizeof(host) - 1);
+        for (char *at = host; *at; at++) {
+            bool plain = (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') ||
+                         (*at >= '0' && *at <= '9') || *at == '-' || *at == '.';
+            *at = plain ? *at : '-';
+        }
+        snprintf(node->node_id, sizeof(node->node_id), "%s-%s-%d",
+                 node->config.role == BATON__ROLE__ROLE_PREFILL ? "prefill" : "decode", host,
+                 (int)getpid());
+    }
+    baton__hello__init(hello);
+    baton__limits__init(&node->limits);
+    baton__address__init(&node->grpc);
+    baton__address__init(&node->http);
+    node->limits.max_context_tokens = info->max_context_tokens;
+    node->limits.max_sequences = info->max_sequences;
+    node->limits.max_queued = node->config.max_queued;
+    node->limits.n_pages = info->n_pages;
+    node->limits.page_tokens = info->page_tokens;
+    node->limits.page_bytes = info->page_bytes;
+    node->limits.tail_bytes = info->tail_bytes;
+    node->limits.vocab_size = info->vocab_size;
+    node->limits.max_samples = 16;
+    node->limits.max_message_bytes = 8 << 20;
+    node->grpc.host = node->advertise;
+    node->grpc.port = rpc_server_port(node->server);
+    node->http.host = node->advertise;
+    node->http.port = httpd_port(node->httpd);
+    hello->protocol = HELLO_PROTOCOL;
+    hello->node_id = node->node_id;
+    hello->role = node->config.role;
+    hello->fingerprint =
+        (ProtobufCBinaryData){ENGINE_FINGERPRINT_BYTES, (uint8_t *)info->fingerprint};
+    hello->model = (char *)info->model_name;
+    hello->limits = &node->limits;
+    hello->grpc = &node->grpc;
+    hello->http = &node->http;
+    hello->host_boot_id = (ProtobufCBinaryData){hello_host_boot_id(node->boot_id), node->boot_id};
+    hello->pid = (uint32_t)getpid();
+    hello->version = (char *)BATON_VERSION;
+    snprintf(node->build, sizeof(node->build), "%s, page %zu bytes, tail %zu bytes",
+             info->model_name, info->page_bytes, info->tail_bytes);
+    hello->build = node->build;
+    return hello_incarnation_draw(&hello->incarnation, err);
+}
+
+enum status node_open(const struct node_config *config, struct node **ret_node, struct error *err)
+{
+    struct node *node = mem_zalloc(sizeof(*node));
+    node->config = *config;
+    enum status status = loop_create(&node->loop);
+    if (status) {
+        error_set(err, status, "the event loop can't be made: %m");
+        goto fail;
+    }
+    node->metrics = metrics_create();
+    struct service_config service;
+    service_config_init(&service);
+    service.name = config->name;
+    service.version = BATON_VERSION;
+    service.lease_ns = config->options->lease_ns;
+    service.grace_ns = config->options->grace_ns;
+    service.die_with_parent = config->options->die_with_parent;
+    service.on_drain = on_drain;
+    service.on_grace_end = on_grace_end;
+    service.on_pause = on_pause;
+    service.cookie = node;
+    status = service_create(node->loop, &service, err, &node->service);
+    if (!status) {
+        status = choose_advertised(node, err);
+    }
+    if (!status) {
+        status = read_tls(node, err);
+    }
+    if (!status) {
+        status = open_network(node, err);
+    }
+    if (!status) {
+        status = open_engine(node, err);
+    }
+    if (!status) {
+        status = fill_hello(node, err);
+    }
+    if (status) {
+        goto fail;
+    }
+    node->tick = loop_timer_create(node->loop, on_tick, node);
+    *ret_node = node;
+    return STATUS_OK;
+
+fail:
+    node_close(node);
+    return status;
+}
+
+int node_run(struct node *node)
+{
+    struct error err = {""};
+    struct join_options join = {
+        .loop = node->loop,
+        .rpc = node->rpc,
+        .security = node_security(node),
+        .routers = &node->config.options->routers,
+        .hello = &node->hello,
+    };
+    if (join_create(&join, &join_events, node, &node->join, &err)) {
+        log_error("node", "%s", err.text);
+        return 2;
+    }
+    rpc_server_start(node->server);
+    service_reason_set(node->service, "router", "no router has been joined");
+    service_reason_clear(node->service, "starting");
+    loop_timer_arm(node->tick, TICK_MS * NS_PER_MS);
+    log_info("node", "%s %s: gRPC on %s port %" PRIu32 ", probes on %s", node->config.name,
+             node->node_id, node->advertise, node->grpc.port, httpd_address(node->httpd));
+    int code = service_run(node->service);
+    join_free(node->join);
+    node->join = NULL;
+    return code;
+}
+
+void node_close(struct node *node)
+{
+    if (!node) {
+        return;
+    }
+    loop_timer_free(node->tick);
+    join_free(node->join);
+    health_free(node->health);
+    rpc_server_free(node->server);
+    rpc_core_free(node->rpc);
+    transport_close(node->transport);
+    service_free(node->service);
+    httpd_free(node->httpd);
+    metrics_free(node->metrics);
+    engine_close(node->engine);
+    loop_free(node->loop);
+    mem_free(node->tls_ca);
+    mem_free(node->tls_cert);
+    mem_free(node->tls_key);
+    mem_free(node);
+}
