@@ -956,7 +956,7 @@ static void copy_sampling(struct request *request, const Baton__Sampling *s)
 }
 
 void requests_start(struct requests *requests, struct request_sink *sink,
-                    const Baton__ToDecode__Start *start)
+                    const Baton__ToDecode__Start *start, bool draining)
 {
     const struct engine_info *info = engine_info(requests->options.engine);
     const char *wrong = start_wrong(requests, start);
@@ -970,6 +970,12 @@ void requests_start(struct requests *requests, struct request_sink *sink,
         requests->stats.n_refused++;
         send_failed(requests, sink, start->request, start->attempt, BATON__FAIL_CODE__FAIL_INVALID,
                     "", false, wrong);
+        return;
+    }
+    if (draining) {
+        requests->stats.n_refused++;
+        send_failed(requests, sink, start->request, start->attempt, BATON__FAIL_CODE__FAIL_DRAINING,
+                    "", true, "this node takes no new work");
         return;
     }
     uint32_t pages = engine_pages_for(requests->options.engine, start->n_ids_total);

@@ -70,9 +70,10 @@ void requests_free(struct requests *requests);
 void request_sink_init(struct request_sink *sink);
 void request_sink_fini(struct request_sink *sink);
 
-/* Messages of a router. What is wrong with a Start is answered by Failed. */
+/* Messages of a router. What is wrong with a Start is answered by Failed; so is every Start while
+ * the node is draining. */
 void requests_start(struct requests *requests, struct request_sink *sink,
-                    const Baton__ToDecode__Start *start);
+                    const Baton__ToDecode__Start *start, bool draining);
 void requests_ids(struct requests *requests, struct request_sink *sink, const Baton__IdsPart *part);
 void requests_credit(struct requests *requests, struct request_sink *sink,
                      const Baton__ToDecode__Credit *credit);

@@ -1,0 +1,92 @@
+/* baton-decode: options and wiring. What it does is in decode/DESIGN.md. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "decode/service.h"
+
+struct options {
+    struct node_options node;
+    int64_t landing_slots, max_queued, max_transfers, slots_a_transfer, workers;
+    double prefill_share;
+};
+
+/* clang-format off */
+static const struct opt_spec specs[] = {
+    NODE_OPTION_SPECS(struct options, node),
+    {.kind = OPT_GROUP, .name = "Decode"},
+    {.kind = OPT_INT, .name = "landing-slots", .value = "N", .initial = "32", .min = 1, .max = 65536,
+     .offset = offsetof(struct options, landing_slots),
+     .help = "Slots of one page each that prefill nodes may write to."},
+    {.kind = OPT_INT, .name = "slots-per-transfer", .value = "N", .initial = "16", .min = 1, .max = 4096,
+     .offset = offsetof(struct options, slots_a_transfer),
+     .help = "Most landing slots granted to one transfer at once."},
+    {.kind = OPT_INT, .name = "queue", .value = "N", .initial = "64", .min = 0, .max = 1048576,
+     .offset = offsetof(struct options, max_queued),
+     .help = "Requests that may wait to start; further ones are refused."},
+    {.kind = OPT_INT, .name = "max-transfers", .value = "N", .initial = "64", .min = 1, .max = 65536,
+     .offset = offsetof(struct options, max_transfers),
+     .help = "Transfers that may be open at once, those waiting in a prefill node's queue included."},
+    {.kind = OPT_REAL, .name = "prefill-share", .value = "SHARE", .initial = "0.5", .min = 0, .max = 1,
+     .offset = offsetof(struct options, prefill_share),
+     .help = "Most of the compute time that local prefill may take while samples generate."},
+    {.kind = OPT_INT, .name = "accept-threads", .value = "N", .initial = "2", .min = 1, .max = 64,
+     .offset = offsetof(struct options, workers),
+     .help = "Threads that copy parcels out of the landing area and check them."},
+};
+/* clang-format on */
+
+static const struct opt_program program = {
+    .name = "baton-decode",
+    .version = "0.1.0",
+    .summary = "generates tokens from KV that prefill nodes hand over, or that it prefills itself",
+    .description =
+        "A decode node joins the routers it is told of, takes requests from them, has a prefill "
+        "node compute the prompt (or computes it itself between two steps), and streams tokens "
+        "back. What a prefill node sends lands in slots that nothing is ever decoded from: it is "
+        "copied into the page pool, and the checksum is taken over the copy.\n\n"
+        "One decode node alone is a complete server.",
+    .specs = specs,
+    .n_specs = sizeof(specs) / sizeof(specs[0]),
+};
+
+int main(int argc, char **argv)
+{
+    struct options options;
+    struct error err = {""};
+    struct node *node;
+    struct decode *decode = NULL;
+    service_init();
+    opts_parse_or_exit(&program, argc, argv, &options);
+    log_init((enum log_level)options.node.log_level, options.node.log_json, NULL);
+    struct node_config config = {
+        .name = program.name,
+        .role = BATON__ROLE__ROLE_DECODE,
+        .options = &options.node,
+        .max_queued = (uint32_t)options.max_queued,
+        .ops = &decode_node_ops,
+        .cookie = &decode,
+    };
+    if (node_open(&config, &node, &err)) {
+        log_error("decode", "%s", err.text);
+        opts_free(&program, &options);
+        return 1;
+    }
+    struct decode_options decode_options = {
+        .landing_slots = (uint32_t)options.landing_slots,
+        .max_queued = (uint32_t)options.max_queued,
+        .max_transfers = (uint32_t)options.max_transfers,
+        .max_slots_a_transfer = (uint32_t)options.slots_a_transfer,
+        .n_workers = (uint32_t)options.workers,
+        .prefill_share = options.prefill_share,
+    };
+    int code = 1;
+    if (decode_create(node, &decode_options, &decode, &err)) {
+        log_error("decode", "%s", err.text);
+    } else {
+        code = node_run(node);
+    }
+    decode_free(decode);
+    node_close(node);
+    opts_free(&program, &options);
+    return code;
+}
