@@ -98,7 +98,7 @@ struct requests {
     uint32_t claimed_pages, claimed_slots;
     struct list sinks_dirty;
     struct requests_stats stats;
-    bool admitting, flushing;
+    bool admitting, flushing, reaping;
 };
 
 static void admit_soon(struct requests *requests);
@@ -225,21 +225,39 @@ static void request_destroy(struct request *request)
     mem_free(request);
 }
 
-/* Frees an ended request once nobody computes for it and everything was told. */
-static void request_settle(struct request *request)
+static bool request_settled(const struct request *request)
 {
-    if (request->state != REQUEST_ENDED || request->prompt_out) {
-        return;
-    }
+    bool settled = request->state == REQUEST_ENDED && !request->prompt_out;
     for (uint32_t i = 0; i < request->n_samples; i++) {
-        struct sample *sample = &request->samples[i];
-        if (sample->live || list_linked(&sample->dirty)) {
-            return;
+        const struct sample *sample = &request->samples[i];
+        settled = settled && !sample->live && !list_linked(&sample->dirty);
+    }
+    return settled;
+}
+
+static void reap(void *cookie)
+{
+    struct requests *requests = cookie;
+    requests->reaping = false;
+    list_for_each_safe(at, &requests->states[REQUEST_ENDED])
+    {
+        struct request *request = list_entry(at, struct request, in_state);
+        if (request_settled(request)) {
+            request_destroy(request);
         }
     }
-    struct requests *requests = request->requests;
-    request_destroy(request);
     admit_soon(requests);
+}
+
+/* Frees an ended request once nobody computes for it and everything was told; at the end of the
+ * turn, so that whoever ended it may still look at it. */
+static void request_settle(struct request *request)
+{
+    struct requests *requests = request->requests;
+    if (!requests->reaping && request_settled(request)) {
+        requests->reaping = true;
+        loop_defer(requests->options.loop, reap, requests);
+    }
 }
 
 /* The sample computes no more; its sequence goes as soon as the step in flight is over. */
@@ -471,14 +489,7 @@ void requests_flush_sink(struct requests *requests, struct request_sink *sink)
             requests->stats.n_finished++;
             request_move(request, REQUEST_ENDED);
         }
-    }
-    /* Freeing may take others out of the list: after the walk. */
-    list_for_each_safe(at, &sink->requests)
-    {
-        struct request *request = list_entry(at, struct request, in_sink);
-        if (request->state == REQUEST_ENDED) {
-            request_settle(request);
-        }
+        request_settle(request);
     }
 }
 
@@ -1211,7 +1222,8 @@ void requests_free(struct requests *requests)
     }
     loop_defer_cancel(requests->options.loop, flush_all, requests);
     loop_defer_cancel(requests->options.loop, admit, requests);
-    requests->flushing = requests->admitting = true;
+    loop_defer_cancel(requests->options.loop, reap, requests);
+    requests->flushing = requests->admitting = requests->reaping = true;
     batcher_free(requests->batcher);
     for (int s = 0; s < N_REQUEST_STATES; s++) {
         struct list *first;

@@ -95,6 +95,17 @@ bool node_draining(const struct node *node)
     return service_draining(node->service);
 }
 
+bool node_allows_slow_transport(const struct node *node)
+{
+    return node->config.options->allow_slow_transport;
+}
+
+void node_transport_close(struct node *node)
+{
+    transport_close(node->transport);
+    node->transport = NULL;
+}
+
 struct rpc_security node_security(const struct node *node)
 {
     return (struct rpc_security){

@@ -79,5 +79,8 @@ struct rpc_security node_security(const struct node *node);
 /* Tells the routers now rather than at the next half second. */
 void node_status_soon(struct node *node);
 bool node_draining(const struct node *node);
+bool node_allows_slow_transport(const struct node *node);
+/* Ends all puts and peers now, their callbacks run inside; regions are gone after it. */
+void node_transport_close(struct node *node);
 
 #endif

@@ -91,7 +91,7 @@ struct runs {
     struct list states[N_RUN_STATES];
     uint32_t n_in_state[N_RUN_STATES];
     struct runs_stats stats;
-    bool starting;
+    bool starting, reaping;
 };
 
 static void start_soon(struct runs *runs);
@@ -148,13 +148,22 @@ static void run_destroy(struct run *run)
     start_soon(runs);
 }
 
-/* An ending run goes when nothing computes for it and no put of it is alive. */
-static void run_settle(struct run *run)
+static bool run_settled(const struct run *run)
 {
-    if (run->state != RUN_ENDING || run->prompt_out || run->call_out || !list_empty(&run->parcels)) {
-        return;
-    }
-    if (run->target) {
+    return run->state == RUN_ENDING && !run->prompt_out && !run->call_out &&
+           list_empty(&run->parcels);
+}
+
+static void reap(void *cookie)
+{
+    struct runs *runs = cookie;
+    runs->reaping = false;
+    list_for_each_safe(at, &runs->states[RUN_ENDING])
+    {
+        struct run *run = list_entry(at, struct run, in_state);
+        if (!run_settled(run)) {
+            continue;
+        }
         Baton__FromPrefill__Drained drained = BATON__FROM_PREFILL__DRAINED__INIT;
         Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
         drained.transfer = run->id;
@@ -163,8 +172,19 @@ static void run_settle(struct run *run)
         if (run_send(run, &message)) {
             log_debug("run", "%016" PRIx64 ": drained could not be said", run->id);
         }
+        run_destroy(run);
     }
-    run_destroy(run);
+}
+
+/* An ending run goes when nothing computes for it and no put of it is alive; at the end of the
+ * turn, so that whoever ended it may still look at it. */
+static void run_settle(struct run *run)
+{
+    struct runs *runs = run->runs;
+    if (run_settled(run) && !runs->reaping) {
+        runs->reaping = true;
+        loop_defer(runs->options.loop, reap, runs);
+    }
 }
 
 static void parcel_drop(struct parcel *parcel)
@@ -292,12 +312,10 @@ static void on_put_done(void *cookie, const struct put_result *result)
     }
     if (!parcel->put_ok && run->state != RUN_ENDING) {
         bool stalled = result->status == STATUS_STALLED;
-        run_fail(run,
-                 stalled ? BATON__FAIL_CODE__FAIL_STALLED : BATON__FAIL_CODE__FAIL_PEER_LOST, true,
-                 "a put to %s ended with %s", run->target ? run->target->name : "its decode node",
-                 status_name(result->status));
-        /* run_fail may have freed the parcel, if its sum was back */
-        return;
+        run_fail(run, stalled ? BATON__FAIL_CODE__FAIL_STALLED : BATON__FAIL_CODE__FAIL_PEER_LOST,
+                 true, "a put to %s ended with %s",
+                 run->target ? run->target->name : "its decode node", status_name(result->status));
+        return; /* the parcel is gone if its sum was back */
     }
     parcel_ready(parcel);
 }
@@ -306,8 +324,8 @@ static void on_put_done(void *cookie, const struct put_result *result)
 static void sum_run(void *cookie, struct workers_job *job)
 {
     struct parcel *parcel = cookie;
-    parcel->checksum = accept_parcel_checksum(parcel->run->id, parcel->seq, parcel->pieces,
-                                              parcel->n_pieces);
+    parcel->checksum =
+        accept_parcel_checksum(parcel->run->id, parcel->seq, parcel->pieces, parcel->n_pieces);
 }
 
 static void sum_done(void *cookie)
@@ -335,8 +353,8 @@ static void parcel_go(struct parcel *parcel, struct region *source, const uint64
     parcel->seq = run->next_seq++;
     list_push_back(&run->parcels, &parcel->link);
     if (workers_submit(run->runs->options.workers, sum_run, sum_done, NULL, parcel, NULL)) {
-        parcel->checksum = accept_parcel_checksum(run->id, parcel->seq, parcel->pieces,
-                                                  parcel->n_pieces);
+        parcel->checksum =
+            accept_parcel_checksum(run->id, parcel->seq, parcel->pieces, parcel->n_pieces);
     } else {
         parcel->sum_out = true;
     }
@@ -465,7 +483,7 @@ static void parcels_tell(struct run *run)
         parcel_told(run, parcel);
         mem_free(parcel);
         if (run->state == RUN_ENDING) {
-            return; /* telling failed; the run may be gone with its last parcel */
+            return; /* telling failed */
         }
     }
     if (run->tail_ready && run->tail_at == run->tail_bytes && run->next_page == run->n_pages) {
@@ -522,8 +540,8 @@ static void tail_start(struct run *run)
 {
     struct runs *runs = run->runs;
     size_t tail;
-    if (run->tail >= 0 || !ledger_take(runs->tail_ledger, TAIL_FREE, TAIL_USED, run->id, "tail",
-                                       &tail)) {
+    if (run->tail >= 0 ||
+        !ledger_take(runs->tail_ledger, TAIL_FREE, TAIL_USED, run->id, "tail", &tail)) {
         return;
     }
     run->tail = (int64_t)tail;
@@ -638,8 +656,7 @@ static bool run_start(struct run *run)
 {
     struct runs *runs = run->runs;
     struct engine *engine = runs->options.engine;
-    if (engine_pages_free(engine) < run->n_pages ||
-        engine_seq_create(engine, run->id, &run->seq)) {
+    if (engine_pages_free(engine) < run->n_pages || engine_seq_create(engine, run->id, &run->seq)) {
         return false;
     }
     if (engine_seq_history_set(run->seq, run->ids, run->n_ids, run->n_generated) ||
@@ -969,8 +986,8 @@ enum status runs_create(const struct runs_options *options,
     runs->tails_bytes = runs->tail_stride * options->n_tails;
     runs->tail_ledger =
         ledger_create("tail_buffers", options->n_tails, tail_state_names, N_TAIL_STATES);
-    runs->tails = mmap(NULL, runs->tails_bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    runs->tails =
+        mmap(NULL, runs->tails_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (runs->tails == MAP_FAILED) {
         runs->tails = NULL;
         error_set(err, STATUS_EXHAUSTED, "no memory for %" PRIu32 " tail buffers of %zu bytes",
@@ -1006,7 +1023,8 @@ void runs_free(struct runs *runs)
         return;
     }
     loop_defer_cancel(runs->options.loop, start_some, runs);
-    runs->starting = true;
+    loop_defer_cancel(runs->options.loop, reap, runs);
+    runs->starting = runs->reaping = true;
     batcher_free(runs->batcher);
     for (int s = 0; s < N_RUN_STATES; s++) {
         struct list *first;
@@ -1019,8 +1037,7 @@ void runs_free(struct runs *runs)
             run_destroy(run);
         }
     }
-    region_free(runs->pool_region);
-    region_free(runs->tail_region);
+    /* The regions went with the transport. */
     if (runs->tails) {
         munmap(runs->tails, runs->tails_bytes);
     }
