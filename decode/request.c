@@ -5,7 +5,7 @@
  * the request waits for them in `ended`. Second, tokens are told in order and an end after the last
  * of them: everything leaves through flush_sink, which keeps what the link does not take.
  */
-#include "decode/request.h"
+#include "decode/request_internal.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -16,98 +16,16 @@
 #include "base/hmap.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/sampler.h"
-
-enum request_state {
-    REQUEST_RECEIVING,
-    REQUEST_QUEUED,
-    REQUEST_TRANSFER,
-    REQUEST_OPENING,
-    REQUEST_LOCAL,
-    REQUEST_RUNNING,
-    REQUEST_ENDED,
-    N_REQUEST_STATES
-};
 
 static const char *const state_names[] = {"receiving", "queued",  "transfer", "opening",
                                           "local",     "running", "ended"};
 
-/* More rows a Step message than this go into a second one: far below the message limit. */
-enum { ROWS_A_MESSAGE = 2048 };
-
-struct sample {
-    struct list dirty; /* in its sink */
-    struct request *request;
-    uint32_t index;
-    struct batch_row row;
-    struct engine_sampling sampling;
-    uint32_t n_generated; /* all attempts */
-    uint32_t credit;
-    /* told so far, and what waits to be */
-    uint32_t n_told;
-    struct engine_draw *pending;
-    uint32_t n_pending, pending_capacity;
-    bool live, finished, end_told;
-    Baton__FromDecode__Reason reason;
-};
-
-struct request {
-    struct list in_state, in_sink;
-    struct requests *requests;
-    struct request_sink *sink; /* NULL: the router is gone */
-    uint64_t id;
-    uint32_t attempt;
-    enum request_state state;
-    uint32_t *ids;
-    uint32_t n_ids, n_ids_total, n_generated;
-    uint32_t credit;
-    bool front;
-    Baton__Deadlines deadlines;
-    bool remote;
-    char prefill_id[65];
-    uint64_t prefill_incarnation, cache_salt;
-    struct engine_bias *biases;
-    uint32_t banned[REQUEST_MAX_STOP_IDS + 1], n_banned;
-    uint32_t n_stop_ids; /* of banned; the rest is eos */
-    bool ignore_eos;
-    uint32_t max_tokens;
-    Baton__Sampling wire; /* for Run */
-    Baton__LogitBias *wire_biases, **wire_bias_list;
-    struct transfer *transfer;
-    struct batch_prompt prompt;
-    bool prompt_out;        /* the batcher has it */
-    struct engine_seq *seq; /* of the prompt, until samples take it */
-    uint32_t claimed_pages, claimed_slots;
-    struct sample samples[REQUEST_MAX_SAMPLES];
-    uint32_t n_samples;
-    uint32_t cached_tokens;
-    uint64_t arrival_ns, state_ns, first_token_ns;
-    Baton__Timings timings;
-    bool timings_told;
-};
-
-struct requests {
-    struct requests_options options;
-    struct peers *peers;
-    struct handoff *handoff;
-    struct batcher *batcher;
-    void (*broken)(void *cookie, enum status status);
-    void *cookie;
-    struct list states[N_REQUEST_STATES];
-    uint32_t n_in_state[N_REQUEST_STATES];
-    uint32_t claimed_pages, claimed_slots;
-    struct list sinks_dirty;
-    struct requests_stats stats;
-    bool admitting, flushing, reaping;
-};
-
 static void admit_soon(struct requests *requests);
-static void flush_soon(struct requests *requests, struct sample *sample);
 static void request_fail(struct request *request, Baton__FailCode code, const char *node,
                          bool retryable, const char *format, ...) PRINTF_LIKE(5, 6);
 
 /* The one place where a request changes its state. */
-static void request_move(struct request *request, enum request_state state)
+void request_move(struct request *request, enum request_state state)
 {
     struct requests *requests = request->requests;
     log_debug("request", "%016" PRIx64 ".%" PRIu32 ": %s -> %s", request->id, request->attempt,
@@ -251,7 +169,7 @@ static void reap(void *cookie)
 
 /* Frees an ended request once nobody computes for it and everything was told; at the end of the
  * turn, so that whoever ended it may still look at it. */
-static void request_settle(struct request *request)
+void request_settle(struct request *request)
 {
     struct requests *requests = request->requests;
     if (!requests->reaping && request_settled(request)) {
@@ -306,27 +224,6 @@ static void request_drop(struct request *request)
     request_settle(request);
 }
 
-static void send_failed(struct requests *requests, struct request_sink *sink, uint64_t id,
-                        uint32_t attempt, Baton__FailCode code, const char *node, bool retryable,
-                        const char *text)
-{
-    Baton__FromDecode__Failed failed = BATON__FROM_DECODE__FAILED__INIT;
-    Baton__FromDecode message = BATON__FROM_DECODE__INIT;
-    failed.request = id;
-    failed.attempt = attempt;
-    failed.code = code;
-    failed.node = (char *)(node[0] ? node : requests->options.node_id);
-    failed.text = (char *)text;
-    failed.retryable = retryable;
-    message.what_case = BATON__FROM_DECODE__WHAT_FAILED;
-    message.failed = &failed;
-    if (sink->send(sink, &message)) {
-        /* The link is clogged beyond its bound: its router counts as lost, and the link's owner
-         * closes it. */
-        log_warn("request", "%016" PRIx64 ": its router does not read", id);
-    }
-}
-
 static void request_fail(struct request *request, Baton__FailCode code, const char *node,
                          bool retryable, const char *format, ...)
 {
@@ -345,186 +242,10 @@ static void request_fail(struct request *request, Baton__FailCode code, const ch
     }
     if (request->sink) {
         requests_flush_sink(requests, request->sink); /* tokens first */
-        send_failed(requests, request->sink, request->id, request->attempt, code, node, retryable,
-                    text);
+        request_tell_failed(requests, request->sink, request->id, request->attempt, code, node,
+                            retryable, text);
     }
     request_drop(request);
-}
-
-/* ---- telling ---- */
-
-static void pack_row(struct sample *sample, Baton__FromDecode__Row *row, struct arena *arena)
-{
-    struct request *request = sample->request;
-    uint32_t n = sample->n_pending;
-    baton__from_decode__row__init(row);
-    row->request = request->id;
-    row->attempt = request->attempt;
-    row->sample = sample->index;
-    row->first_index = sample->n_told;
-    row->n_ids = n;
-    row->ids = arena_alloc(arena, n * sizeof(*row->ids));
-    for (uint32_t i = 0; i < n; i++) {
-        row->ids[i] = sample->pending[i].id;
-    }
-    if (!request->timings_told) {
-        row->timings = &request->timings;
-        request->timings_told = true;
-    }
-    if (!sample->sampling.want_logprobs) {
-        return;
-    }
-    row->n_logprobs = n;
-    row->logprobs = arena_alloc(arena, n * sizeof(*row->logprobs));
-    for (uint32_t i = 0; i < n; i++) {
-        const struct engine_draw *draw = &sample->pending[i];
-        Baton__TokenLogprobs *logprobs = arena_alloc(arena, sizeof(*logprobs));
-        Baton__Logprob *entries = arena_alloc(arena, (draw->n_top + 1) * sizeof(*entries));
-        baton__token_logprobs__init(logprobs);
-        for (uint32_t k = 0; k <= draw->n_top; k++) {
-            baton__logprob__init(&entries[k]);
-            entries[k].id = k ? draw->top[k - 1].id : draw->id;
-            entries[k].logprob = k ? draw->top[k - 1].logprob : draw->logprob;
-        }
-        logprobs->token = &entries[0];
-        logprobs->n_top = draw->n_top;
-        logprobs->top = arena_alloc(arena, (draw->n_top + 1) * sizeof(*logprobs->top));
-        for (uint32_t k = 0; k < draw->n_top; k++) {
-            logprobs->top[k] = &entries[k + 1];
-        }
-        row->logprobs[i] = logprobs;
-    }
-}
-
-static enum status send_finished(struct sample *sample)
-{
-    struct request *request = sample->request;
-    Baton__Usage usage = BATON__USAGE__INIT;
-    Baton__FromDecode__Finished finished = BATON__FROM_DECODE__FINISHED__INIT;
-    Baton__FromDecode message = BATON__FROM_DECODE__INIT;
-    usage.prompt_tokens = request->n_ids - request->n_generated;
-    usage.completion_tokens = sample->n_generated;
-    usage.cached_tokens = request->cached_tokens;
-    finished.request = request->id;
-    finished.attempt = request->attempt;
-    finished.sample = sample->index;
-    finished.reason = sample->reason;
-    finished.n_generated = sample->n_generated;
-    finished.usage = &usage;
-    finished.timings = &request->timings;
-    message.what_case = BATON__FROM_DECODE__WHAT_FINISHED;
-    message.finished = &finished;
-    return request->sink->send(request->sink, &message);
-}
-
-static enum status send_rows(struct request_sink *sink)
-{
-    struct arena *arena = arena_create(0);
-    Baton__FromDecode__Row *rows = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*rows));
-    Baton__FromDecode__Row **list = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*list));
-    struct sample **members = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*members));
-    uint32_t n = 0;
-    list_for_each(at, &sink->dirty)
-    {
-        struct sample *sample = list_entry(at, struct sample, dirty);
-        if (sample->n_pending > 0 && n < ROWS_A_MESSAGE) {
-            pack_row(sample, &rows[n], arena);
-            list[n] = &rows[n];
-            members[n++] = sample;
-        }
-    }
-    enum status status = STATUS_OK;
-    if (n > 0) {
-        Baton__FromDecode__Step step = BATON__FROM_DECODE__STEP__INIT;
-        Baton__FromDecode message = BATON__FROM_DECODE__INIT;
-        step.n_rows = n;
-        step.rows = list;
-        message.what_case = BATON__FROM_DECODE__WHAT_STEP;
-        message.step = &step;
-        status = sink->send(sink, &message);
-        for (uint32_t i = 0; i < n; i++) {
-            struct request *request = members[i]->request;
-            if (!status) {
-                members[i]->n_told += members[i]->n_pending;
-                members[i]->n_pending = 0;
-            } else if (rows[i].timings) {
-                request->timings_told = false;
-            }
-        }
-        if (!status && n == ROWS_A_MESSAGE) {
-            status = STATUS_PENDING; /* there may be more */
-        }
-    }
-    arena_free(arena);
-    return status;
-}
-
-void requests_flush_sink(struct requests *requests, struct request_sink *sink)
-{
-    enum status status;
-    do {
-        status = send_rows(sink);
-    } while (status == STATUS_PENDING);
-    sink->full = status != STATUS_OK;
-    if (sink->full) {
-        return;
-    }
-    list_for_each_safe(at, &sink->dirty)
-    {
-        struct sample *sample = list_entry(at, struct sample, dirty);
-        struct request *request = sample->request;
-        if (sample->finished && !sample->end_told) {
-            if (send_finished(sample)) {
-                sink->full = true;
-                return;
-            }
-            sample->end_told = true;
-        }
-        list_remove(&sample->dirty);
-        bool all_told = request->state != REQUEST_ENDED;
-        for (uint32_t i = 0; i < request->n_samples; i++) {
-            all_told = all_told && request->samples[i].end_told;
-        }
-        if (all_told) {
-            requests->stats.n_finished++;
-            request_move(request, REQUEST_ENDED);
-        }
-        request_settle(request);
-    }
-}
-
-static void flush_all(void *cookie)
-{
-    struct requests *requests = cookie;
-    requests->flushing = false;
-    for (int s = 0; s < N_REQUEST_STATES; s++) {
-        list_for_each(at, &requests->states[s])
-        {
-            struct request *request = list_entry(at, struct request, in_state);
-            if (request->sink && !request->sink->full && !list_empty(&request->sink->dirty)) {
-                requests_flush_sink(requests, request->sink);
-                /* The lists changed; whatever is left dirty is flushed in the next turn. */
-                requests->flushing = true;
-                loop_defer(requests->options.loop, flush_all, requests);
-                return;
-            }
-        }
-    }
-}
-
-static void flush_soon(struct requests *requests, struct sample *sample)
-{
-    struct request_sink *sink = sample->request->sink;
-    if (!sink) {
-        return;
-    }
-    if (!list_linked(&sample->dirty)) {
-        list_push_back(&sink->dirty, &sample->dirty);
-    }
-    if (!requests->flushing) {
-        requests->flushing = true;
-        loop_defer(requests->options.loop, flush_all, requests);
-    }
 }
 
 /* ---- tokens ---- */
@@ -549,7 +270,7 @@ static void sample_finish(struct sample *sample, Baton__FromDecode__Reason reaso
     sample->finished = true;
     sample->reason = reason;
     sample_stop(sample);
-    flush_soon(sample->request->requests, sample);
+    request_tell_soon(sample->request->requests, sample);
 }
 
 /* A token was drawn for the sample: keep it, and see whether it was the last. */
@@ -579,7 +300,7 @@ static void sample_token(struct sample *sample, const struct engine_draw *draw)
         if (sample->credit == 0) {
             batcher_row_pause(requests->batcher, &sample->row, true);
         }
-        flush_soon(requests, sample);
+        request_tell_soon(requests, sample);
     }
 }
 
@@ -630,8 +351,8 @@ static void on_step_done(void *cookie)
 {
     struct requests *requests = cookie;
     if (requests->flushing) {
-        loop_defer_cancel(requests->options.loop, flush_all, requests);
-        flush_all(requests);
+        loop_defer_cancel(requests->options.loop, requests_flush_all, requests);
+        requests_flush_all(requests);
     }
 }
 
@@ -878,99 +599,11 @@ static void enqueue(struct request *request)
     admit_soon(requests);
 }
 
-/* What is wrong with a Start, or NULL. */
-static const char *start_wrong(const struct requests *requests, const Baton__ToDecode__Start *start)
-{
-    const struct engine_info *info = engine_info(requests->options.engine);
-    const Baton__Sampling *s = start->sampling;
-    if (!s) {
-        return "no sampling";
-    }
-    if (start->n_ids_total == 0 || start->n_ids > start->n_ids_total ||
-        start->n_generated >= start->n_ids_total) {
-        return "the numbers of ids contradict each other";
-    }
-    if (s->n == 0 || s->n > REQUEST_MAX_SAMPLES || s->n_top_logprobs > ENGINE_MAX_LOGPROBS ||
-        s->n_stop_token_ids > REQUEST_MAX_STOP_IDS || s->n_logit_bias > REQUEST_MAX_BIASES ||
-        s->max_tokens == 0) {
-        return "sampling is out of range";
-    }
-    for (size_t i = 0; i < s->n_stop_token_ids; i++) {
-        if (s->stop_token_ids[i] >= info->vocab_size) {
-            return "a stop token id is outside the vocabulary";
-        }
-    }
-    for (size_t i = 0; i < s->n_logit_bias; i++) {
-        if (s->logit_bias[i]->id >= info->vocab_size) {
-            return "a logit bias is outside the vocabulary";
-        }
-    }
-    for (size_t i = 0; i < start->n_ids; i++) {
-        if (start->ids[i] >= info->vocab_size) {
-            return "a token id is outside the vocabulary";
-        }
-    }
-    return NULL;
-}
-
-static void copy_sampling(struct request *request, const Baton__Sampling *s)
-{
-    const struct engine_info *info = engine_info(request->requests->options.engine);
-    request->biases = mem_array(s->n_logit_bias ? s->n_logit_bias : 1, sizeof(*request->biases));
-    request->wire = *s;
-    request->wire_biases = mem_array(s->n_logit_bias + 1, sizeof(*request->wire_biases));
-    request->wire_bias_list = mem_array(s->n_logit_bias + 1, sizeof(*request->wire_bias_list));
-    for (size_t i = 0; i < s->n_logit_bias; i++) {
-        request->biases[i] = (struct engine_bias){s->logit_bias[i]->id, s->logit_bias[i]->bias};
-        request->wire_biases[i] = *s->logit_bias[i];
-        request->wire_bias_list[i] = &request->wire_biases[i];
-    }
-    request->wire.logit_bias = request->wire_bias_list;
-    request->wire.stop_token_ids = mem_array(s->n_stop_token_ids + 1, sizeof(uint32_t));
-    for (size_t i = 0; i < s->n_stop_token_ids; i++) {
-        request->banned[request->n_banned++] = s->stop_token_ids[i];
-        request->wire.stop_token_ids[i] = s->stop_token_ids[i];
-    }
-    request->n_stop_ids = request->n_banned;
-    request->ignore_eos = s->ignore_eos;
-    if (!s->ignore_eos) {
-        request->banned[request->n_banned++] = info->eos_id;
-    }
-    request->max_tokens = s->max_tokens;
-    request->n_samples = s->n;
-    for (uint32_t i = 0; i < s->n; i++) {
-        struct sample *sample = &request->samples[i];
-        list_init(&sample->dirty);
-        sample->request = request;
-        sample->index = i;
-        sample->n_generated = request->n_generated;
-        sample->n_told = request->n_generated;
-        sample->credit = request->credit;
-        sample->sampling = (struct engine_sampling){
-            .temperature = s->temperature,
-            .top_p = s->top_p,
-            .min_p = s->min_p,
-            .top_k = s->top_k,
-            .presence_penalty = s->presence_penalty,
-            .frequency_penalty = s->frequency_penalty,
-            .repetition_penalty = s->repetition_penalty,
-            .n_logit_bias = (uint32_t)s->n_logit_bias,
-            .logit_bias = request->biases,
-            .seed = sampler_seed(s->seed, i),
-            .n_banned = request->n_banned,
-            .banned = request->banned,
-            .min_tokens = s->min_tokens,
-            .want_logprobs = s->logprobs,
-            .n_top_logprobs = s->n_top_logprobs,
-        };
-    }
-}
-
 void requests_start(struct requests *requests, struct request_sink *sink,
                     const Baton__ToDecode__Start *start, bool draining)
 {
     const struct engine_info *info = engine_info(requests->options.engine);
-    const char *wrong = start_wrong(requests, start);
+    const char *wrong = request_start_wrong(requests, start);
     uint32_t n_waiting =
         requests->n_in_state[REQUEST_QUEUED] + requests->n_in_state[REQUEST_RECEIVING];
     requests->stats.n_started++;
@@ -979,14 +612,15 @@ void requests_start(struct requests *requests, struct request_sink *sink,
     }
     if (wrong) {
         requests->stats.n_refused++;
-        send_failed(requests, sink, start->request, start->attempt, BATON__FAIL_CODE__FAIL_INVALID,
-                    "", false, wrong);
+        request_tell_failed(requests, sink, start->request, start->attempt,
+                            BATON__FAIL_CODE__FAIL_INVALID, "", false, wrong);
         return;
     }
     if (draining) {
         requests->stats.n_refused++;
-        send_failed(requests, sink, start->request, start->attempt, BATON__FAIL_CODE__FAIL_DRAINING,
-                    "", true, "this node takes no new work");
+        request_tell_failed(requests, sink, start->request, start->attempt,
+                            BATON__FAIL_CODE__FAIL_DRAINING, "", true,
+                            "this node takes no new work");
         return;
     }
     uint32_t pages = engine_pages_for(requests->options.engine, start->n_ids_total);
@@ -999,14 +633,15 @@ void requests_start(struct requests *requests, struct request_sink *sink,
                  start->n_ids_total, start->sampling->n, info->max_context_tokens, info->n_pages,
                  info->page_tokens, info->max_sequences);
         requests->stats.n_refused++;
-        send_failed(requests, sink, start->request, start->attempt, BATON__FAIL_CODE__FAIL_TOO_LONG,
-                    "", true, text);
+        request_tell_failed(requests, sink, start->request, start->attempt,
+                            BATON__FAIL_CODE__FAIL_TOO_LONG, "", true, text);
         return;
     }
     if (n_waiting >= requests->options.max_queued && !start->front) {
         requests->stats.n_refused++;
-        send_failed(requests, sink, start->request, start->attempt,
-                    BATON__FAIL_CODE__FAIL_QUEUE_FULL, "", true, "the queue of this node is full");
+        request_tell_failed(requests, sink, start->request, start->attempt,
+                            BATON__FAIL_CODE__FAIL_QUEUE_FULL, "", true,
+                            "the queue of this node is full");
         return;
     }
     struct request *request = mem_zalloc(sizeof(*request));
@@ -1033,7 +668,7 @@ void requests_start(struct requests *requests, struct request_sink *sink,
     request->ids = mem_array(start->n_ids_total, sizeof(*request->ids));
     memcpy(request->ids, start->ids, start->n_ids * sizeof(*request->ids));
     request->n_ids = (uint32_t)start->n_ids;
-    copy_sampling(request, start->sampling);
+    request_sampling_copy(request, start->sampling);
     list_init(&request->in_state);
     struct request_key key = {request->id, request->attempt};
     list_push_back(&sink->requests, &request->in_sink);
@@ -1220,7 +855,7 @@ void requests_free(struct requests *requests)
     if (!requests) {
         return;
     }
-    loop_defer_cancel(requests->options.loop, flush_all, requests);
+    loop_defer_cancel(requests->options.loop, requests_flush_all, requests);
     loop_defer_cancel(requests->options.loop, admit, requests);
     loop_defer_cancel(requests->options.loop, reap, requests);
     requests->flushing = requests->admitting = requests->reaping = true;
@@ -1240,39 +875,4 @@ void requests_free(struct requests *requests)
         }
     }
     mem_free(requests);
-}
-
-uint32_t requests_n_live(const struct requests *requests)
-{
-    uint32_t n = 0;
-    for (int s = 0; s < REQUEST_ENDED; s++) {
-        n += requests->n_in_state[s];
-    }
-    return n;
-}
-
-void requests_stats(const struct requests *requests, struct requests_stats *ret_stats)
-{
-    *ret_stats = requests->stats;
-    ret_stats->n_queued =
-        requests->n_in_state[REQUEST_QUEUED] + requests->n_in_state[REQUEST_RECEIVING];
-    ret_stats->n_transfers = requests->n_in_state[REQUEST_TRANSFER];
-    ret_stats->n_opening = requests->n_in_state[REQUEST_OPENING];
-    ret_stats->n_local = requests->n_in_state[REQUEST_LOCAL];
-    ret_stats->n_running = requests->n_in_state[REQUEST_RUNNING];
-    uint64_t now_ns = loop_now_ns();
-    list_for_each(at, &requests->states[REQUEST_QUEUED])
-    {
-        const struct request *request = list_entry(at, struct request, in_state);
-        uint64_t age_ns = now_ns - request->arrival_ns;
-        ret_stats->queued_tokens += request->n_ids;
-        if (age_ns > ret_stats->oldest_queued_ns) {
-            ret_stats->oldest_queued_ns = age_ns;
-        }
-    }
-    list_for_each(at, &requests->states[REQUEST_LOCAL])
-    {
-        const struct request *request = list_entry(at, struct request, in_state);
-        ret_stats->queued_tokens += request->n_ids - request->prompt.prompt.n_done;
-    }
 }

@@ -1,0 +1,97 @@
+/* prefill/handoff_internal.h - what the files of the sending end share. Not for others.
+ *
+ * handoff.c holds the states of runs and reads messages, parcels.c cuts, puts and tells parcels.
+ */
+#ifndef BATON_PREFILL_HANDOFF_INTERNAL_H
+#define BATON_PREFILL_HANDOFF_INTERNAL_H
+
+#include "base/ledger.h"
+#include "engine/accept.h"
+#include "prefill/handoff.h"
+
+enum {
+    MAX_PARCEL_PAGES = 32, /* 28 MB of V4-Flash: one flush a parcel is then far below 1 % */
+    MAX_SAMPLES = 16,
+    MAX_STOP_IDS = 64,
+    MAX_BIASES = 1024,
+    MAX_HELD_SLOTS = 4096,
+    PROGRESS_EVERY_MS = 500,
+};
+
+enum run_state { RUN_RECEIVING, RUN_QUEUED, RUN_COMPUTING, RUN_SENDING, RUN_ENDING, N_RUN_STATES };
+
+enum tail_state { TAIL_FREE, TAIL_USED, N_TAIL_STATES };
+
+struct run;
+
+struct parcel {
+    struct list link; /* in its run, in order of seq */
+    struct run *run;
+    struct put *put;
+    uint32_t seq;
+    bool is_tail, put_out, sum_out, put_ok;
+    uint32_t first_page, n_pages, n_slots;
+    uint32_t slots[MAX_PARCEL_PAGES];
+    uint64_t offset, bytes, checksum;
+    uint32_t n_pieces;
+    struct accept_piece pieces[MAX_PARCEL_PAGES];
+};
+
+struct run {
+    struct list in_state, in_target;
+    struct runs *runs;
+    struct run_target *target; /* NULL: lost */
+    uint64_t id, request;
+    enum run_state state;
+    uint32_t *ids;
+    uint32_t n_ids, n_ids_total, n_generated;
+    uint32_t n_samples;
+    struct engine_sampling sampling[MAX_SAMPLES];
+    struct engine_bias *biases;
+    uint32_t banned[MAX_STOP_IDS + 1];
+    struct engine_seq *seq;
+    struct batch_prompt prompt;
+    bool prompt_out, call_out, told_failed;
+    uint32_t n_done;
+    struct engine_draw draws[MAX_SAMPLES];
+    uint32_t slots[MAX_HELD_SLOTS]; /* granted and not used yet, a ring */
+    uint32_t slots_first, n_slots;
+    uint32_t n_pages, pages_ready, next_page, next_seq;
+    int64_t tail; /* buffer, or -1 */
+    bool tail_ready;
+    uint64_t tail_bytes, tail_at;
+    struct list parcels;
+    uint64_t arrival_ns, start_ns, computed_ns, progress_ns, put_ns, bytes;
+};
+
+struct runs {
+    struct runs_options options;
+    struct batcher *batcher;
+    struct region *pool_region, *tail_region;
+    uint8_t *tails;
+    size_t tail_stride, tails_bytes;
+    struct ledger *tail_ledger;
+    void (*broken)(void *cookie, enum status status);
+    void *cookie;
+    struct list states[N_RUN_STATES];
+    uint32_t n_in_state[N_RUN_STATES];
+    struct runs_stats stats;
+    bool starting, reaping;
+};
+
+/* handoff.c: sends to the run's decode node; ends a run with a word about why; destroys one that
+ * has nothing under way. */
+must_check enum status run_send(struct run *run, Baton__FromPrefill *message);
+void run_fail(struct run *run, Baton__FailCode code, bool retryable, const char *format, ...)
+    PRINTF_LIKE(4, 5);
+void run_settle(struct run *run);
+void run_destroy(struct run *run);
+
+/* parcels.c: sends whatever there is to send and slots for; drops a parcel without put and sum. */
+void run_pump(struct run *run);
+void run_parcel_drop(struct parcel *parcel);
+/* The first tokens; and how all of them are drawn. */
+void run_first_send(struct run *run);
+void run_sampling_copy(struct run *run, const Baton__Sampling *s);
+
+#endif
