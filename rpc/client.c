@@ -42,7 +42,8 @@ static void on_closed(void *cookie, enum rpc_code code, const char *text)
         text = "the peer did not answer with exactly one message";
     }
     size_t n_bytes = status == STATUS_OK ? call->reply.bytes : 0;
-    call->done(call->cookie, status, code, text, call->reply.data, n_bytes);
+    call->done(call->cookie, status, code, text,
+               n_bytes > 0 ? call->reply.data : (const uint8_t *)"", n_bytes);
     call_free(call);
 }
 

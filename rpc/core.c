@@ -48,6 +48,7 @@ struct rpc_core {
     struct mailbox *mailbox;
     pthread_t thread;
     size_t n_live;
+    struct rpc_totals totals;
 };
 
 static void short_sleep(long ns)
@@ -162,6 +163,55 @@ void rpc_core_live_add(struct rpc_core *core, int difference)
 {
     assert(difference > 0 || core->n_live >= (size_t)-difference);
     core->n_live += (size_t)difference;
+}
+
+struct rpc_totals *rpc_core_totals(struct rpc_core *core)
+{
+    return &core->totals;
+}
+
+static double mailbox_depth_value(void *cookie)
+{
+    return (double)mailbox_depth(((struct rpc_core *)cookie)->mailbox);
+}
+
+static double live_value(void *cookie)
+{
+    return (double)((struct rpc_core *)cookie)->n_live;
+}
+
+static double total_value(void *cookie)
+{
+    return (double)*(const uint64_t *)cookie;
+}
+
+void rpc_core_metrics_register(struct rpc_core *core, struct metrics *metrics)
+{
+    struct rpc_totals *totals = &core->totals;
+    metrics_gauge_call(metrics, "baton_rpc_events_waiting", "Events of grpc not yet handled.",
+                       METRIC_NO_LABELS, mailbox_depth_value, core);
+    metrics_gauge_call(metrics, "baton_rpc_live_objects", "Streams, calls and servers.",
+                       METRIC_NO_LABELS, live_value, core);
+    metrics_gauge_call(metrics, "baton_rpc_queued_messages", "Messages that wait to be sent.",
+                       METRIC_NO_LABELS, total_value, &totals->queued_messages);
+    metrics_gauge_call(metrics, "baton_rpc_queued_bytes", "Bytes that wait to be sent.",
+                       METRIC_NO_LABELS, total_value, &totals->queued_bytes);
+    metrics_counter_call(metrics, "baton_rpc_queue_full_total",
+                         "Messages not taken because a queue was full.", METRIC_NO_LABELS,
+                         total_value, &totals->n_exhausted);
+    const struct {
+        const char *direction;
+        uint64_t *messages, *bytes;
+    } ways[] = {{"out", &totals->messages_sent, &totals->bytes_sent},
+                {"in", &totals->messages_received, &totals->bytes_received}};
+    for (unsigned i = 0; i < 2; i++) {
+        metrics_counter_call(metrics, "baton_rpc_messages_total", "Messages of all links.",
+                             METRIC_LABELS({"direction", ways[i].direction}), total_value,
+                             ways[i].messages);
+        metrics_counter_call(
+            metrics, "baton_rpc_message_bytes_total", "Bytes of the messages of all links.",
+            METRIC_LABELS({"direction", ways[i].direction}), total_value, ways[i].bytes);
+    }
 }
 
 const char *rpc_code_name(enum rpc_code code)

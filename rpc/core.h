@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "base/loop.h"
+#include "base/metrics.h"
 #include "base/status.h"
 
 /*
@@ -85,5 +86,12 @@ void rpc_core_free(struct rpc_core *core);
 
 /* Calls, streams and servers that have not ended yet, closed ones included: 0 when all is quiet. */
 size_t rpc_core_n_live(const struct rpc_core *core);
+
+/*
+ * Registers baton_rpc_* of the whole process: messages and bytes each way, what waits in the queues
+ * of all links, events waiting for the loop, live objects, refusals of full queues. core must
+ * outlive the last metrics_write.
+ */
+void rpc_core_metrics_register(struct rpc_core *core, struct metrics *metrics);
 
 #endif

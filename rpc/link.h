@@ -32,7 +32,7 @@ struct link_events {
     /* Client: the server accepted the stream (not yet the hello). Server ends never get it: they
      * are open when handed out. */
     void (*opened)(void *cookie, struct link *link);
-    /* One message; bytes live for the call. */
+    /* One message; bytes (never NULL) live for the call. */
     void (*message)(void *cookie, struct link *link, const uint8_t *bytes, size_t n_bytes);
     /* Server: the client will send nothing more, and still reads; or it was lost, which `closed`
      * tells next. NULL: link_finish is called for you. */

@@ -30,7 +30,8 @@
 
 enum {
     TEXT_MAX = 1024,
-    FINISH_PATIENCE_S = 2, /* for a dropped stream that has still something to say */
+    KEEP_BYTES = 256 * 1024, /* a larger message's memory is not kept for the next */
+    FINISH_PATIENCE_S = 2,   /* for a dropped stream that has still something to say */
 };
 
 static const char mark_key[] = "x-baton-link";
@@ -117,6 +118,9 @@ static void queue_clear(struct stream *stream)
         message_free(message);
     }
     stream->last = &stream->first;
+    struct rpc_totals *totals = rpc_core_totals(stream->core);
+    totals->queued_messages -= stream->counts.queued_messages;
+    totals->queued_bytes -= stream->counts.queued_bytes;
     stream->counts.queued_messages = 0;
     stream->counts.queued_bytes = 0;
 }
@@ -208,7 +212,14 @@ static void deliver(struct stream *stream, grpc_byte_buffer *buffer)
     grpc_byte_buffer_destroy(buffer);
     stream->counts.messages_received++;
     stream->counts.bytes_received += stream->bytes.bytes;
-    stream->events->message(stream->cookie, stream->bytes.data, stream->bytes.bytes);
+    struct rpc_totals *totals = rpc_core_totals(stream->core);
+    totals->messages_received++;
+    totals->bytes_received += stream->bytes.bytes;
+    const uint8_t *bytes = stream->bytes.bytes > 0 ? stream->bytes.data : (const uint8_t *)"";
+    stream->events->message(stream->cookie, bytes, stream->bytes.bytes);
+    if (stream->bytes.capacity > KEEP_BYTES) {
+        buf_fini(&stream->bytes);
+    }
 }
 
 static void on_read(struct rpc_op *op, bool ok)
@@ -337,6 +348,11 @@ static void write_next(struct stream *stream)
     stream->counts.queued_bytes -= bytes;
     stream->counts.messages_sent++;
     stream->counts.bytes_sent += bytes;
+    struct rpc_totals *totals = rpc_core_totals(stream->core);
+    totals->queued_messages--;
+    totals->queued_bytes -= bytes;
+    totals->messages_sent++;
+    totals->bytes_sent += bytes;
     /* the batch moves the slices out; the buffer itself stays ours and goes at once */
     grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&message->slice, 1);
     grpc_op op = {.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = buffer};
@@ -363,6 +379,7 @@ enum status stream_send(struct stream *stream, const void *bytes, size_t n_bytes
          counts->queued_bytes + n_bytes > stream->limits.queue_bytes)) {
         stream->was_full = true;
         counts->n_exhausted++;
+        rpc_core_totals(stream->core)->n_exhausted++;
         return STATUS_EXHAUSTED;
     }
     struct message *message = mem_alloc(sizeof *message);
@@ -372,6 +389,8 @@ enum status stream_send(struct stream *stream, const void *bytes, size_t n_bytes
     stream->last = &message->next;
     counts->queued_messages++;
     counts->queued_bytes += n_bytes;
+    rpc_core_totals(stream->core)->queued_messages++;
+    rpc_core_totals(stream->core)->queued_bytes += n_bytes;
     if (counts->queued_messages > counts->queued_messages_max) {
         counts->queued_messages_max = counts->queued_messages;
     }

@@ -29,6 +29,14 @@ grpc_completion_queue *rpc_core_queue(struct rpc_core *core);
 /* Counts objects that still have batches out: rpc_core_free waits for them. */
 void rpc_core_live_add(struct rpc_core *core, int difference);
 
+/* Sums over all streams of the process, ended ones included but in what is queued. */
+struct rpc_totals {
+    uint64_t messages_sent, bytes_sent, messages_received, bytes_received, n_exhausted;
+    uint64_t queued_messages, queued_bytes;
+};
+
+struct rpc_totals *rpc_core_totals(struct rpc_core *core);
+
 /* Limits with the defaults filled in. */
 struct rpc_limits rpc_limits_fill(const struct rpc_limits *limits);
 

@@ -4,6 +4,7 @@
  *   'e' echoes everything; 'c' expects numbers 1, 2, 3 ... and answers each 'end' with how many;
  *   'p' reads nothing for two seconds, then as 'c'; 'r' refuses the link by a hello_check that
  *   fails; 'f' answers and finishes; 'h' hangs (never answers, the loop sleeps).
+ * With "dial PORT" it is a client that dials the parent's server and says "e".
  * argv: port, token. The incarnation in the hello is the process id. Health says that "" serves,
  * and "flip" changes every 100 ms.
  */
@@ -122,6 +123,42 @@ static void on_stream(void *cookie, struct link *link)
     link_attach(link, &events, peer);
 }
 
+static void dial_opened(void *cookie, struct link *link)
+{
+    if (link_send(link, "e", 1) != STATUS_OK) {
+        fprintf(stderr, "link_peer: the first message was not taken\n");
+    }
+}
+
+static void dial_message(void *cookie, struct link *link, const uint8_t *bytes, size_t n_bytes)
+{
+}
+
+static void dial_closed(void *cookie, struct link *link, enum status status, const char *text)
+{
+}
+
+static const struct link_events dial_events = {
+    .opened = dial_opened,
+    .message = dial_message,
+    .closed = dial_closed,
+};
+
+static int dial(struct rpc_core *core, uint16_t port)
+{
+    struct link *link;
+    struct error err = {""};
+    struct link_options options = {
+        .host = "127.0.0.1", .port = port, .method = "/test.Parent/Serve"};
+    if (link_connect(core, &options, &dial_events, NULL, &link, &err) != STATUS_OK) {
+        fprintf(stderr, "link_peer: %s\n", err.text);
+        return 1;
+    }
+    printf("%u\n", port);
+    fflush(stdout);
+    return loop_run(loop) == STATUS_OK ? 0 : 1;
+}
+
 static struct health *health;
 static struct loop_timer *flip_timer;
 
@@ -142,8 +179,14 @@ int main(int argc, char **argv)
                                          .port = (uint16_t)(argc > 1 ? atoi(argv[1]) : 0),
                                          .security.token = argc > 2 ? argv[2] : NULL};
     log_init(LOG_LEVEL_ERROR, false, "peer");
-    if (loop_create(&loop) != STATUS_OK || rpc_core_create(loop, &core, &err) != STATUS_OK ||
-        rpc_server_create(core, &options, &server, &err) != STATUS_OK) {
+    if (loop_create(&loop) != STATUS_OK || rpc_core_create(loop, &core, &err) != STATUS_OK) {
+        fprintf(stderr, "link_peer: %s\n", err.text);
+        return 1;
+    }
+    if (argc > 2 && strcmp(argv[1], "dial") == 0) {
+        return dial(core, (uint16_t)atoi(argv[2]));
+    }
+    if (rpc_server_create(core, &options, &server, &err) != STATUS_OK) {
         fprintf(stderr, "link_peer: %s\n", err.text);
         return 1;
     }

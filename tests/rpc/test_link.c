@@ -11,7 +11,8 @@
 #include <unistd.h>
 
 #include "base/buf.h"
-#include "rpc/link.h"
+#include "base/metrics.h"
+#include "rpc/server.h"
 
 extern char **environ;
 static const char *peer_program;
@@ -21,14 +22,12 @@ struct child {
     uint16_t port;
 };
 
-static struct child child_start(uint16_t port)
+static struct child child_spawn(const char *first, const char *second)
 {
     struct child child;
     int fds[2];
     assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
-    char port_text[16];
-    snprintf(port_text, sizeof port_text, "%u", port);
-    char *argv[] = {(char *)peer_program, port_text, NULL};
+    char *argv[] = {(char *)peer_program, (char *)first, (char *)second, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fds[1], 1);
@@ -43,6 +42,13 @@ static struct child child_start(uint16_t port)
     return child;
 }
 
+static struct child child_start(uint16_t port)
+{
+    char port_text[16];
+    snprintf(port_text, sizeof port_text, "%u", port);
+    return child_spawn(port_text, NULL);
+}
+
 static void child_kill(struct child *child)
 {
     kill(child->pid, SIGKILL);
@@ -54,6 +60,7 @@ struct seen {
     struct link *link;
     const char *first; /* message sent at each opening */
     bool opened, closed, failed, writable, hello;
+    bool stop_at_message;
     unsigned n_messages, n_opened;
     uint64_t closed_ns, hello_ns;
     int peer_pid;
@@ -80,6 +87,9 @@ static void on_message(void *cookie, struct link *link, const uint8_t *bytes, si
     if (sscanf(seen->last, "hello %d", &seen->peer_pid) == 1) {
         seen->hello = true;
         seen->hello_ns = loop_now_ns();
+    }
+    if (seen->stop_at_message) {
+        loop_stop(loop);
     }
 }
 
@@ -144,10 +154,35 @@ static void test_echo(void **state)
     assert_int_equal(seen.n_messages, 3);
     struct link_stats stats;
     link_stats(seen.link, &stats);
+    struct metrics *metrics = metrics_create();
+    struct buf text = BUF_INIT;
+    char line[96];
+    rpc_core_metrics_register(core, metrics);
+    metrics_write(metrics, &text);
+    snprintf(line, sizeof line, "baton_rpc_message_bytes_total{direction=\"in\"} %llu\n",
+             (unsigned long long)stats.bytes_received);
+    assert_non_null(strstr(buf_text(&text), line));
+    assert_non_null(strstr(buf_text(&text), "baton_rpc_queued_bytes 0\n"));
+    buf_fini(&text);
+    metrics_free(metrics);
     assert_int_equal(stats.bytes_received, big + strlen("hello ") + (child.pid > 99999 ? 6 : 5) -
                                                (child.pid < 10000) - (child.pid < 1000));
     assert_true(link_idle_ns(seen.link) < 5 * NS_PER_S);
     mem_free(bytes);
+
+    enum { ROUNDS = 300 };
+    uint64_t start_ns = loop_now_ns();
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        unsigned before = seen.n_messages;
+        assert_int_equal(link_send(seen.link, "ping", 4), STATUS_OK);
+        while (seen.n_messages == before) {
+            assert_true(loop_now_ns() - start_ns < 20 * NS_PER_S);
+            seen.stop_at_message = true;
+            assert_int_equal(loop_run(loop), STATUS_OK);
+        }
+    }
+    seen.stop_at_message = false;
+    print_message("there and back in %.0f us\n", (double)(loop_now_ns() - start_ns) / 1e3 / ROUNDS);
     link_close(seen.link);
     child_kill(&child);
 }
@@ -357,6 +392,52 @@ static void test_finish(void **state)
     child_kill(&child);
 }
 
+static void on_stream(void *cookie, struct link *link)
+{
+    struct seen *seen = cookie;
+    seen->link = link;
+    link_attach(link, &events, seen);
+}
+
+/* The server's end: the client is killed, or stopped, or the server stops taking calls. */
+static void test_client_lost(void **state)
+{
+    struct seen seen = {.first = ""};
+    struct error err = {""};
+    struct rpc_server *server;
+    struct rpc_server_options options = {.host = "127.0.0.1"};
+    assert_int_equal(rpc_server_create(core, &options, &server, &err), STATUS_OK);
+    rpc_server_add_stream(server, "/test.Parent/Serve", on_stream, &seen);
+    rpc_server_start(server);
+    char port_text[16];
+    snprintf(port_text, sizeof port_text, "%u", rpc_server_port(server));
+    for (unsigned round = 0; round < 2; round++) {
+        struct child child = child_spawn("dial", port_text);
+        for (unsigned i = 0; i < 2500 && seen.n_messages <= round; i++) {
+            run_ms(2);
+        }
+        assert_int_equal(seen.n_messages, round + 1);
+        if (round == 1) {
+            rpc_server_stop(server); /* what is open goes on */
+            run_ms(300);
+            assert_true(link_is_open(seen.link));
+            assert_int_equal(link_send(seen.link, "still here", 10), STATUS_OK);
+        }
+        seen.closed = false;
+        uint64_t start_ns = loop_now_ns();
+        kill(child.pid, round == 0 ? SIGKILL : SIGSTOP);
+        assert_true(run_until(&seen.closed, 5000));
+        double ms = (double)(seen.closed_ns - start_ns) / 1e6;
+        print_message("client %s seen after %.1f ms: %s\n", round == 0 ? "killed" : "stopped", ms,
+                      seen.text);
+        assert_int_equal(seen.status, STATUS_PEER_LOST);
+        assert_true(ms < (round == 0 ? 1000 : 2000));
+        link_close(seen.link);
+        child_kill(&child);
+    }
+    rpc_server_free(server);
+}
+
 /* Nobody listens; then close while an attempt is under way. */
 static void test_nobody(void **state)
 {
@@ -393,6 +474,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_queue_bound, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_finish, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_client_lost, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nobody, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
