@@ -5,7 +5,7 @@
  * the request waits for them in `ended`. Second, tokens are told in order and an end after the last
  * of them: everything leaves through flush_sink, which keeps what the link does not take.
  */
-#include "decode/request_internal.h"
+#include "decode/request.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -16,6 +16,7 @@
 #include "base/hmap.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "decode/request_internal.h"
 
 static const char *const state_names[] = {"receiving", "queued",  "transfer", "opening",
                                           "local",     "running", "ended"};

@@ -5,7 +5,7 @@
  * (full pages, or the partial page and the tail after engine_tail_write); parcels are told in the
  * order of their numbers; and a page or tail buffer is not given back while a put reads it.
  */
-#include "prefill/handoff_internal.h"
+#include "prefill/handoff.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "engine/accept.h"
 #include "engine/sampler.h"
+#include "prefill/handoff_internal.h"
 
 static const char *const run_state_names[] = {"receiving", "queued", "computing", "sending",
                                               "ending"};
