@@ -470,6 +470,8 @@ static void test_init(void **state)
 
     if (!ucs) {
         print_message("libucs is not here: its handlers are not tried\n");
+    } else if (handler_is_foreign(SIGSEGV)) {
+        print_message("libucs has installed its handlers\n");
     }
     service_init();
     for (size_t i = 0; i < 4; i++) {
