@@ -27,6 +27,7 @@ static void add_call(struct chat_answer *answer, const struct chat_event *event)
     *call = (struct chat_answer_call){0};
     buf_append_text(&call->id, event->id);
     buf_append(&call->name, event->text, event->bytes);
+    buf_text(&call->arguments); /* allocates: none are an empty text and not NULL */
 }
 
 void chat_answer_event(void *cookie, const struct chat_event *event)

@@ -10,8 +10,8 @@
 #include <xxhash.h>
 
 #include "base/json.h"
-#include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "model/pretoken.h"
 #include "model/tokenizer.h"
 #include "model/tokenizer_table.h"
@@ -178,18 +178,16 @@ static void make_byte_alphabet(struct load *l)
 static bool unmap(const struct load *l, const char *text, size_t bytes, uint8_t *ret,
                   size_t *ret_bytes)
 {
-    const uint8_t *p = (const uint8_t *)text, *end = p + bytes;
-    size_t n = 0;
-    while (p < end) {
-        unsigned code = *p++;
-        if (code >= 0xc0 && code < 0xe0 && p < end) { /* two bytes: all that the alphabet needs */
-            code = (code & 0x1f) << 6 | (*p++ & 0x3f);
-        }
-        if (code >= sizeof(l->byte_of) / sizeof(l->byte_of[0]) || l->byte_of[code] < 0 ||
-            n == TOKENIZER_MAX_TOKEN_BYTES) {
+    size_t n = 0, at = 0;
+    while (at < bytes) {
+        uint32_t code;
+        size_t step = utf8_next(text + at, bytes - at, &code);
+        if (step == 0 || code >= sizeof(l->byte_of) / sizeof(l->byte_of[0]) ||
+            l->byte_of[code] < 0 || n == TOKENIZER_MAX_TOKEN_BYTES) {
             return false;
         }
         ret[n++] = (uint8_t)l->byte_of[code];
+        at += step;
     }
     *ret_bytes = n;
     return true;
