@@ -16,7 +16,13 @@
 #include "transport/transport.h"
 #include "transport/ucx.h"
 
-enum { TRANSPORT_MAX_PEERS = 1024 };
+enum { TRANSPORT_MAX_PEERS = 1024, TRANSPORT_N_METRICS = 15 };
+
+/* The cookie of a metric's callback. */
+struct transport_metric {
+    const struct transport *transport;
+    size_t i;
+};
 
 struct job {
     struct list link;
@@ -51,6 +57,7 @@ struct transport {
     struct list regions; /* the put thread unmaps them after `stop`, while the loop waits for it */
     uint32_t n_puts, n_peers;
     bool closing;
+    struct transport_metric metrics[TRANSPORT_N_METRICS];
 
     /* put thread */
     struct list peers;

@@ -25,6 +25,7 @@
 #include "base/status.h"
 
 struct loop;
+struct metrics;
 struct transport;
 
 enum {
@@ -86,5 +87,9 @@ struct transport_stats {
 
 /* Any thread. A snapshot: the fields are read one after the other. */
 void transport_stats(const struct transport *transport, struct transport_stats *ret_stats);
+
+/* Registers all of them as baton_transport_*, read when they are written. The registry must not be
+ * written any more once the transport is closed. */
+void transport_metrics(struct transport *transport, struct metrics *metrics);
 
 #endif

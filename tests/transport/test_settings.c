@@ -8,7 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/buf.h"
 #include "base/mem.h"
+#include "base/metrics.h"
 
 static void signals_are_default(void **state)
 {
@@ -313,6 +315,19 @@ static void puts_are_bounded(void **state)
                      STATUS_OK);
     side_run(&side, 20);
     watched_close(&watched, &side);
+    struct metrics *metrics = metrics_create();
+    struct buf text;
+    buf_init(&text);
+    transport_metrics(side.transport, metrics);
+    metrics_write(metrics, &text);
+    buf_append(&text, "", 1);
+    const char *shown = (const char *)text.data;
+    assert_non_null(strstr(shown, "\nbaton_transport_puts_done_total 4\n"));
+    assert_non_null(strstr(shown, "\nbaton_transport_done_bytes_total 16384\n"));
+    assert_non_null(strstr(shown, "\nbaton_transport_region_bytes 4096\n"));
+    assert_non_null(strstr(shown, "\nbaton_transport_peers 0\n"));
+    buf_fini(&text);
+    metrics_free(metrics);
     region_free(source);
     pair_end(&pair);
     side_close(&side);
