@@ -61,8 +61,8 @@ enum status must_check service_create(struct loop *loop, const struct service_co
 /*
  * Adds /healthz, /livez, /readyz, /health, /metrics and /version to the server, registers the
  * server's and the service's metrics, and drains the server with the service. metrics may be NULL:
- * then /metrics has only these. May be called for several servers, before service_run. Servers and
- * the registry are freed before the service.
+ * then /metrics has only these. May be called for several servers, before service_run. All of
+ * them are freed after the last turn of the loop, in any order.
  */
 void service_attach_httpd(struct service *service, struct httpd *server, struct metrics *metrics);
 
