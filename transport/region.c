@@ -15,7 +15,7 @@
 static const size_t max_region_bytes = (size_t)1 << 46;
 
 struct open_call {
-    struct region *region;
+    struct region *region = NULL;
     void *base; /* NULL: allocate */
     bool landing;
     enum status status;
@@ -74,7 +74,7 @@ static enum status region_open(struct transport *t, void *base, size_t bytes, bo
 enum status region_create_landing(struct transport *t, size_t bytes, struct region **ret_region,
                                   struct error *err)
 {
-    struct region *region;
+    struct region *region = NULL;
     enum status status = region_open(t, NULL, bytes, true, REGION_HOST, &region, err);
     if (status == STATUS_OK) {
         /* also commits it: sysv memory is lazy, and the first put should not pay for page faults */
