@@ -15,7 +15,7 @@
 static const size_t max_region_bytes = (size_t)1 << 46;
 
 struct open_call {
-    struct region *region = NULL;
+    struct region *region;
     void *base; /* NULL: allocate */
     bool landing;
     enum status status;
