@@ -6,13 +6,14 @@ usage: compare_hf.py BATON_EVAL [--models 8] [--first-seed 0] [--tokens 70]
 Each model is written as an official-layout checkpoint (fp32 and bf16 by turns), given to HF as arrays and to baton-eval as a
 folder. Three ways to the same logits: a prompt in one piece, in pieces of 7 followed by single tokens, and token by token.
 The limit is 2e-4 of the range of the logits. Needs torch and transformers 5.17.
-
 """
 import argparse
-import json
-import os
 import sys
 import tempfile
+
+import interpreter
+
+interpreter.need('numpy', 'torch', 'transformers')
 
 import numpy as np
 import torch

@@ -199,10 +199,20 @@ def write(directory, c, P, kind):
 
 
 def rough(c, P, rng):
-    """Rows whose magnitudes differ by 2^10 and more: a wrong group of a quantiser shows nowhere else."""
+    """Rows whose magnitudes differ by 2^10 and more: a wrong group of a quantiser shows nowhere else. The weights behind a
+    small group are as much larger, so that what it holds matters."""
     for name in P:
         if name.endswith(('attn_norm', 'ffn_norm', 'q_norm', 'kv_norm')):
-            P[name] = P[name] * 2.0 ** rng.integers(-6, 5, P[name].shape)
+            P[name] = P[name] * 2.0 ** rng.integers(-3, 4, P[name].shape)
+    for i in range(c.nl):
+        here = 'layers.%d.' % i
+        for norm, readers in (('attn_norm', ('attn.wq_a', 'attn.wkv', 'compressor.wkv', 'compressor.wgate', 'weights_proj')),
+                              ('ffn_norm', ('ffn.w1', 'ffn.w3', 'ffn.sw1', 'ffn.sw3', 'ffn.gate'))):
+            factor = 2.0 ** (-14 * (np.arange(c.D) // 128))
+            P[here + norm] = P[here + norm] * factor
+            for name in P:
+                if name.startswith(here) and name.endswith(readers):
+                    P[name] = P[name] / factor
     return P
 
 
