@@ -1,4 +1,5 @@
-/* transport/transport_metrics.c - the counters and gauges of a transport, in the process's registry. */
+/* transport/transport_metrics.c - the counters and gauges of a transport, in the process's
+ * registry. */
 #include "base/metrics.h"
 
 #include "transport/thread.h"
