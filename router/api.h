@@ -155,6 +155,7 @@ struct api_request {
 
     struct chat_thread thread; /* is_chat: ready for chat_encode with options */
     struct chat_options options;
+    bool in_reasoning; /* the prompt ends in the mark that opens reasoning: chat_parse's thinking */
     enum api_tool_choice tool_choice;
     bool parallel_tool_calls; /* false: the client asks for at most one call */
 
