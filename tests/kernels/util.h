@@ -1,0 +1,171 @@
+/* What the tests of operations share: random inputs, poison, a small device, comparison in double.
+ */
+#ifndef BATON_TESTS_KERNELS_UTIL_H
+#define BATON_TESTS_KERNELS_UTIL_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "kernels/cpu/cpu.h"
+
+static inline uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+/* 0 .. n - 1 */
+static inline uint32_t below(uint64_t *state, uint32_t n)
+{
+    return (uint32_t)(next_random(state) % n);
+}
+
+/* Roughly normal, deviation 1. */
+static inline float normal(uint64_t *state)
+{
+    double sum = 0.0;
+    for (int i = 0; i < 6; i++) {
+        sum += (double)(next_random(state) >> 11) * 0x1p-53;
+    }
+    return (float)((sum - 3.0) * 1.4142135);
+}
+
+static inline float *random_floats(uint64_t *state, size_t n, float scale)
+{
+    float *x = mem_array(n, sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        x[i] = normal(state) * scale;
+    }
+    return x;
+}
+
+/* An output nobody has written to: every element a NaN with a pattern of its own. */
+static inline float *poisoned(size_t n)
+{
+    float *x = mem_array(n, sizeof(float));
+    memset(x, 0xff, n * sizeof(float));
+    return x;
+}
+
+#define assert_close(got, want, tolerance)                             \
+    do {                                                               \
+        double got_ = (double)(got), want_ = (want);                   \
+        if (!(fabs(got_ - want_) <= (tolerance))) {                    \
+            fail_msg("%s is %.9g, should be %.9g", #got, got_, want_); \
+        }                                                              \
+    } while (0)
+
+static inline struct ops_dims small_dims(bool exact)
+{
+    return (struct ops_dims){.hidden = 72,
+                             .vocab = 50,
+                             .n_heads = 4,
+                             .head_dim = exact ? 40 : 128,
+                             .rope_dim = exact ? 8 : 64,
+                             .q_lora = 33,
+                             .o_groups = 2,
+                             .o_lora = 12,
+                             .window = 8,
+                             .ring = 16,
+                             .index_heads = 3,
+                             .index_dim = exact ? 16 : 64,
+                             .index_topk = 3,
+                             .n_experts = 7,
+                             .n_experts_used = 3,
+                             .expert_end = 7,
+                             .expert_width = 24,
+                             .has_shared = true,
+                             .route_scale = 1.5f,
+                             .swiglu_limit = 0.7f,
+                             .hc_iters = 20,
+                             .hc_eps = 1e-6f,
+                             .rms_eps = 1e-6f,
+                             .exact = exact,
+                             .entry_kind = exact ? FORMATS_ENTRY_F32 : FORMATS_ENTRY_PACKED,
+                             .rope_theta = 10000.0,
+                             .compress_theta = 160000.0};
+}
+
+static inline struct ops_device *open_device(const struct ops_dims *dims, uint32_t n_rows,
+                                             uint32_t n_tokens, uint32_t heavy_ratio)
+{
+    struct ops_limits limits = {
+        .n_rows = n_rows, .n_tokens = n_tokens, .heavy_ratio = heavy_ratio, .n_threads = 2};
+    struct ops_device *device;
+    struct error err;
+    if (ops_cpu.open(dims, &limits, &device, &err)) {
+        fail_msg("%s", err.text);
+    }
+    return device;
+}
+
+/* Packs w [rows, cols], which the caller keeps. */
+static inline struct ops_matrix pack_floats(struct ops_device *device, const float *w,
+                                            uint32_t rows, uint32_t cols)
+{
+    struct ops_source source = {.format = OPS_F32,
+                                .rows = rows,
+                                .cols = cols,
+                                .row_bytes = (size_t)cols * sizeof(float),
+                                .data = w,
+                                .block_rows = 1,
+                                .block_cols = 1,
+                                .global_scale = 1.0f};
+    struct ops_matrix matrix;
+    assert_int_equal(ops_cpu.pack(device, &source, &matrix), STATUS_OK);
+    return matrix;
+}
+
+/* y[o] = sum_k w[o][k] x[k] in double. */
+static inline void product(const float *w, const float *x, uint32_t rows, uint32_t cols,
+                           double *ret_y)
+{
+    for (uint32_t o = 0; o < rows; o++) {
+        ret_y[o] = 0.0;
+        for (uint32_t k = 0; k < cols; k++) {
+            ret_y[o] += (double)w[(size_t)o * cols + k] * (double)x[k];
+        }
+    }
+}
+
+/* Rows of one call: the tokens of n_seqs sequences, one after the other. */
+struct call {
+    struct ops_rows rows;
+    uint32_t tokens[4096], positions[4096], seq_of[4096];
+    struct ops_seq seqs[16];
+};
+
+static inline void call_clear(struct call *call)
+{
+    call->rows = (struct ops_rows){.tokens = call->tokens,
+                                   .positions = call->positions,
+                                   .seq_of = call->seq_of,
+                                   .seqs = call->seqs};
+}
+
+static inline void call_add(struct call *call, const uint32_t *pages, uint32_t slot,
+                            uint32_t position, uint32_t n)
+{
+    struct ops_rows *rows = &call->rows;
+    call->seqs[rows->n_seqs] = (struct ops_seq){
+        .pages = pages, .slot = slot, .first_row = rows->n_rows, .n_rows = n, .position = position};
+    for (uint32_t i = 0; i < n; i++) {
+        call->tokens[rows->n_rows] = position + i;
+        call->positions[rows->n_rows] = position + i;
+        call->seq_of[rows->n_rows++] = rows->n_seqs;
+    }
+    rows->n_seqs++;
+}
+
+#endif
