@@ -70,6 +70,7 @@ struct rpc_server {
     size_t n_requests; /* armed */
     size_t n_streams;  /* accepted and not gone */
     size_t n_exempt;   /* of those, the unguarded */
+    size_t n_holds;    /* functions that stand in the struct and call others */
     struct list unary_calls;
     struct rpc_op op_shutdown;
     bool started, stopping, stopped, freed;
@@ -95,7 +96,8 @@ static void request_arm(struct rpc_server *server);
 
 static void server_settle(struct rpc_server *server)
 {
-    if (!server->freed || !server->stopped || server->n_requests > 0 || server->n_streams > 0) {
+    if (!server->freed || !server->stopped || server->n_requests > 0 || server->n_streams > 0 ||
+        server->n_holds > 0) {
         return;
     }
     grpc_server_destroy(server->server);
@@ -282,9 +284,9 @@ static void on_request(struct rpc_op *op, bool ok)
         if (!server->stopping) {
             request_arm(server);
         }
-        server->n_streams++; /* keeps the server during the handler, which may free it */
+        server->n_holds++; /* the handler may free the server */
         call_take(server, request->call, request->details.method, &request->metadata);
-        server->n_streams--;
+        server->n_holds--;
     }
     grpc_call_details_destroy(&request->details);
     grpc_metadata_array_destroy(&request->metadata);
@@ -473,11 +475,11 @@ void rpc_server_free(struct rpc_server *server)
     }
     rpc_server_stop(server);
     grpc_server_cancel_all_calls(server->server);
-    server->n_streams++; /* keeps the server while calls end */
+    server->n_holds++;
     while (!list_empty(&server->unary_calls)) {
         unary_end(list_entry(list_first(&server->unary_calls), struct rpc_server_call, node));
     }
-    server->n_streams--;
+    server->n_holds--;
     server->freed = true;
     server_settle(server);
 }

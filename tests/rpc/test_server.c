@@ -321,6 +321,57 @@ static void test_link_refused(void **state)
     server_end(&f);
 }
 
+/* Calls at once are bounded: those with the token by the option, those of health by themselves. */
+static void test_bounds(void **state)
+{
+    enum { N_HEALTH = 64, MAX_CALLS = 70 };
+    struct error err = {""};
+    struct fixture f = {.server = NULL};
+    struct answer answer;
+    struct rpc_server_options options = {
+        .host = "127.0.0.1", .max_calls = MAX_CALLS, .security.token = "t"};
+    assert_int_equal(rpc_server_create(core, &options, &f.server, &err), STATUS_OK);
+    f.health = health_create(f.server);
+    rpc_server_add_stream(f.server, "/test.Peer/Serve", on_stream, NULL);
+    rpc_server_start(f.server);
+    f.call = (struct rpc_call_options){
+        .host = "127.0.0.1", .port = rpc_server_port(f.server), .deadline_ns = 3 * NS_PER_S};
+
+    struct seen seen[N_HEALTH], guarded[10];
+    struct link *watchers[N_HEALTH], *links[10], *accepted[10];
+    for (unsigned i = 0; i < N_HEALTH; i++) {
+        watchers[i] =
+            link_to(&f, "/grpc.health.v1.Health/Watch", (struct rpc_security){0}, &seen[i]);
+        assert_true(run_until(&seen[i].opened, 3000));
+    }
+    ask(&f, "/grpc.health.v1.Health/Check", NULL, check_all, 0, &answer);
+    assert_int_equal(answer.code, RPC_RESOURCE_EXHAUSTED);
+    unsigned n_links = MAX_CALLS - N_HEALTH; /* these are not in the way of others */
+    for (unsigned i = 0; i < n_links; i++) {
+        links[i] =
+            link_to(&f, "/test.Peer/Serve", (struct rpc_security){.token = "t"}, &guarded[i]);
+        assert_true(run_until(&guarded[i].opened, 3000));
+        accepted[i] = server_link;
+    }
+    struct seen one_more;
+    struct link *link =
+        link_to(&f, "/test.Peer/Serve", (struct rpc_security){.token = "t"}, &one_more);
+    assert_true(run_until(&one_more.failed, 3000));
+    assert_int_equal(one_more.status, STATUS_EXHAUSTED);
+    link_close(watchers[0]);
+    assert_true(run_until(&one_more.opened, 5000)); /* it dials again by itself */
+    link_close(server_link);
+    link_close(link);
+    for (unsigned i = 0; i < n_links; i++) {
+        link_close(links[i]);
+        link_close(accepted[i]);
+    }
+    for (unsigned i = 1; i < N_HEALTH; i++) {
+        link_close(watchers[i]);
+    }
+    server_end(&f);
+}
+
 /* Pausing holds a message that was read already, and the end of the stream behind it. */
 static void test_pause(void **state)
 {
@@ -596,6 +647,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_deadline_and_cancel, setup, teardown),
         cmocka_unit_test_setup_teardown(test_token, setup, teardown),
         cmocka_unit_test_setup_teardown(test_link_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_bounds, setup, teardown),
         cmocka_unit_test_setup_teardown(test_pause, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ports, setup, teardown),
         cmocka_unit_test_setup_teardown(test_tls, setup, teardown),
