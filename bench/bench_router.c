@@ -1,0 +1,373 @@
+/* Load on a running router, over real sockets: what it adds, what it takes, what it delivers.
+ *
+ *     bench_router closed PORT CONNECTIONS SECONDS          most requests a second: each connection
+ * asks again at once bench_router open PORT RATE SECONDS                   a request every 1/RATE
+ * s, whatever the answers do bench_router streams PORT STREAMS TOKENS [PID...]     that many event
+ * streams of TOKENS tokens each; memory of PIDs
+ *
+ * One thread, one epoll: it must be given a core of its own, as the router one of its own. Latency
+ * is counted from the moment a request was due, so that a stall shows in every request that it
+ * delayed. `added` is the time at the client less the time to the first token that decode itself
+ * reports in Server-Timing: what router, HTTP and the links to it cost.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/loop.h"
+#include "base/mem.h"
+
+enum { BUFFER_BYTES = 16384, MAX_CONNECTIONS = 20000, MAX_SAMPLES = 4000000 };
+
+struct connection {
+    int fd;
+    bool busy, is_stream;
+    uint64_t due_ns, first_ns, last_ns;
+    uint32_t n_events;
+    size_t n_bytes; /* of the answer in data */
+    char *data;
+};
+
+static struct connection *connections;
+static int n_connections, epoll_fd;
+static char request_text[4096];
+static int request_bytes;
+static float *latencies_ms, *added_ms;
+static size_t n_latencies, n_added;
+static uint64_t n_done, n_errors, n_tokens;
+
+static void die(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static void connection_open(struct connection *connection, int port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+    int one = 1;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    connection->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection->fd < 0 ||
+        connect(connection->fd, (struct sockaddr *)&address, sizeof(address)) < 0) {
+        die("connect");
+    }
+    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    fcntl(connection->fd, F_SETFL, O_NONBLOCK);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = connection};
+    if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, connection->fd, &event) < 0) {
+        die("epoll_ctl");
+    }
+    connection->data = mem_alloc(BUFFER_BYTES);
+}
+
+static void connection_ask(struct connection *connection, uint64_t due_ns)
+{
+    connection->busy = true;
+    connection->due_ns = due_ns;
+    connection->n_bytes = 0;
+    connection->n_events = 0;
+    connection->first_ns = 0;
+    if (write(connection->fd, request_text, (size_t)request_bytes) != request_bytes) {
+        die("write");
+    }
+}
+
+static void note(float *list, size_t *n, double ms)
+{
+    if (*n < MAX_SAMPLES) {
+        list[(*n)++] = (float)ms;
+    }
+}
+
+/* The answer of a request that does not stream, once it is whole. */
+static void answer_check(struct connection *connection, uint64_t now_ns)
+{
+    char *head_end = memmem(connection->data, connection->n_bytes, "\r\n\r\n", 4);
+    if (!head_end) {
+        return;
+    }
+    *head_end = 0;
+    const char *length = strcasestr(connection->data, "\ncontent-length:");
+    size_t head = (size_t)(head_end - connection->data) + 4;
+    size_t body = length ? strtoul(length + 16, NULL, 10) : 0;
+    if (connection->n_bytes < head + body) {
+        *head_end = '\r';
+        return;
+    }
+    double ms = (double)(now_ns - connection->due_ns) * 1e-6;
+    const char *first = strcasestr(connection->data, "first;dur=");
+    note(latencies_ms, &n_latencies, ms);
+    if (first) {
+        note(added_ms, &n_added, ms - strtod(first + 10, NULL));
+    }
+    n_errors += strncmp(connection->data + 9, "200", 3) != 0;
+    n_done++;
+    connection->busy = false;
+}
+
+static void stream_read(struct connection *connection, ssize_t n, uint64_t now_ns)
+{
+    static const char mark[] = "\ndata: {";
+    /* Counts events across reads by what ends the buffer kept from before. */
+    size_t keep = connection->n_bytes;
+    const char *at = connection->data, *end = connection->data + keep + (size_t)n;
+    while ((at = memmem(at, (size_t)(end - at), mark, sizeof(mark) - 1)) != NULL) {
+        connection->n_events++;
+        n_tokens++;
+        at += sizeof(mark) - 1;
+        if (!connection->first_ns) {
+            connection->first_ns = now_ns;
+        }
+        connection->last_ns = now_ns;
+    }
+    if (memmem(connection->data, (size_t)(end - connection->data), "data: [DONE]", 12)) {
+        n_done++;
+        connection->busy = false;
+    }
+    size_t tail = (size_t)(end - connection->data);
+    size_t left = tail < sizeof(mark) - 2 ? tail : sizeof(mark) - 2;
+    memmove(connection->data, end - left, left);
+    connection->n_bytes = left;
+}
+
+static bool connection_read(struct connection *connection)
+{
+    ssize_t n = read(connection->fd, connection->data + connection->n_bytes,
+                     BUFFER_BYTES - connection->n_bytes);
+    if (n < 0 && errno == EAGAIN) {
+        return true;
+    }
+    if (n <= 0) {
+        n_errors++;
+        connection->busy = false;
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
+        return false;
+    }
+    uint64_t now_ns = loop_now_ns();
+    if (connection->is_stream) {
+        stream_read(connection, n, now_ns);
+    } else {
+        connection->n_bytes += (size_t)n;
+        answer_check(connection, now_ns);
+    }
+    return true;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_quantiles(const char *name, float *list, size_t n)
+{
+    if (n == 0) {
+        printf("%-10s nothing measured\n", name);
+        return;
+    }
+    qsort(list, n, sizeof(*list), by_value);
+    printf("%-10s p50 %8.3f  p90 %8.3f  p99 %8.3f  p99.9 %8.3f  max %8.3f ms  (%zu)\n", name,
+           list[n / 2], list[n * 9 / 10], list[n * 99 / 100], list[n * 999 / 1000], list[n - 1], n);
+}
+
+static double cpu_seconds(int pid)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "re");
+    unsigned long user = 0, kernel = 0;
+    if (file && fgets(text, sizeof(text), file)) {
+        const char *after = strrchr(text, ')');
+        if (after && sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
+                            &user, &kernel) != 2) {
+            user = kernel = 0;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
+}
+
+static long resident_kib(int pid)
+{
+    char path[64], line[256];
+    long kib = 0;
+    snprintf(path, sizeof(path), "/proc/%d/status", pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof(line), file)) {
+        if (sscanf(line, "VmRSS: %ld", &kib) == 1) {
+            break;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+    return kib;
+}
+
+static void make_request(bool stream, int max_tokens)
+{
+    char body[512];
+    int n = snprintf(body, sizeof(body),
+                     "{\"messages\":[{\"role\":\"user\",\"content\":\"Say something short.\"}],"
+                     "\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true,\"stream\":%s}",
+                     max_tokens, stream ? "true" : "false");
+    request_bytes = snprintf(request_text, sizeof(request_text),
+                             "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                             "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+                             n, body);
+}
+
+static void wait_events(int timeout_ms, bool again)
+{
+    struct epoll_event events[512];
+    int n = epoll_wait(epoll_fd, events, 512, timeout_ms);
+    for (int i = 0; i < n; i++) {
+        struct connection *connection = events[i].data.ptr;
+        bool was_busy = connection->busy;
+        if (connection_read(connection) && was_busy && !connection->busy && again) {
+            connection_ask(connection, loop_now_ns());
+        }
+    }
+}
+
+static void run_closed(int port, double seconds)
+{
+    make_request(false, 1);
+    uint64_t start_ns = loop_now_ns(), end_ns = start_ns + (uint64_t)(seconds * 1e9);
+    for (int i = 0; i < n_connections; i++) {
+        connection_ask(&connections[i], start_ns);
+    }
+    while (loop_now_ns() < end_ns) {
+        wait_events(100, true);
+    }
+    double spent_s = (double)(loop_now_ns() - start_ns) * 1e-9;
+    printf("%d connections: %.0f requests/s, %lu errors\n", n_connections, (double)n_done / spent_s,
+           n_errors);
+    print_quantiles("latency", latencies_ms, n_latencies);
+}
+
+static void run_open(int port, double rate, double seconds)
+{
+    make_request(false, 1);
+    uint64_t start_ns = loop_now_ns(), n_sent = 0, n_late = 0;
+    uint64_t n_all = (uint64_t)(rate * seconds);
+    while (n_done < n_all && loop_now_ns() < start_ns + (uint64_t)((seconds + 5) * 1e9)) {
+        uint64_t now_ns = loop_now_ns();
+        uint64_t due_ns = start_ns + (uint64_t)((double)n_sent * 1e9 / rate);
+        if (n_sent < n_all && now_ns >= due_ns) {
+            struct connection *free_one = NULL;
+            for (int i = 0; !free_one && i < n_connections; i++) {
+                free_one = connections[i].busy ? NULL : &connections[i];
+            }
+            if (free_one) {
+                connection_ask(free_one, due_ns);
+                n_sent++;
+            } else {
+                n_late++;
+            }
+        }
+        wait_events(0, false);
+    }
+    printf("%.0f requests/s asked, %lu of %lu answered, %lu errors\n", rate, n_done, n_all,
+           n_errors);
+    print_quantiles("latency", latencies_ms, n_latencies);
+    print_quantiles("added", added_ms, n_added);
+}
+
+static void run_streams(int port, int n_stream_tokens, char **pids, int n_pids)
+{
+    long before_kib[16] = {0}, most_kib[16] = {0};
+    double before_s[16] = {0};
+    make_request(true, n_stream_tokens);
+    n_pids = n_pids < 16 ? n_pids : 16;
+    for (int i = 0; i < n_pids; i++) {
+        before_kib[i] = resident_kib(atoi(pids[i]));
+        before_s[i] = cpu_seconds(atoi(pids[i]));
+    }
+    uint64_t start_ns = loop_now_ns(), look_ns = start_ns;
+    for (int i = 0; i < n_connections; i++) {
+        connections[i].is_stream = true;
+        connection_ask(&connections[i], start_ns);
+        if (i % 64 == 0) {
+            wait_events(0, false);
+        }
+    }
+    while (n_done + n_errors < (uint64_t)n_connections &&
+           loop_now_ns() < start_ns + 300ull * 1000000000) {
+        wait_events(100, false);
+        if (loop_now_ns() - look_ns > 200000000) {
+            look_ns = loop_now_ns();
+            for (int i = 0; i < n_pids; i++) {
+                long kib = resident_kib(atoi(pids[i]));
+                most_kib[i] = kib > most_kib[i] ? kib : most_kib[i];
+            }
+        }
+    }
+    uint64_t first_ns = ~0ull, last_ns = 0;
+    for (int i = 0; i < n_connections; i++) {
+        struct connection *c = &connections[i];
+        if (c->first_ns) {
+            note(latencies_ms, &n_latencies, (double)(c->first_ns - c->due_ns) * 1e-6);
+            first_ns = c->first_ns < first_ns ? c->first_ns : first_ns;
+            last_ns = c->last_ns > last_ns ? c->last_ns : last_ns;
+        }
+    }
+    double spent_s = (double)(last_ns - first_ns) * 1e-9;
+    printf(
+        "%d streams of %d tokens: %lu ended, %lu errors, %lu events, %.0f events/s over %.1f s\n",
+        n_connections, n_stream_tokens, n_done, n_errors, n_tokens, (double)n_tokens / spent_s,
+        spent_s);
+    print_quantiles("first", latencies_ms, n_latencies);
+    for (int i = 0; i < n_pids; i++) {
+        printf("pid %s: %.1f KiB a stream, %.2f s of CPU\n", pids[i],
+               (double)(most_kib[i] - before_kib[i]) / n_connections,
+               cpu_seconds(atoi(pids[i])) - before_s[i]);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5) {
+        fprintf(stderr,
+                "usage: bench_router closed PORT CONNECTIONS SECONDS | open PORT RATE SECONDS | "
+                "streams PORT STREAMS TOKENS [PID...]\n");
+        return 2;
+    }
+    int port = atoi(argv[2]);
+    bool is_open = strcmp(argv[1], "open") == 0;
+    struct rlimit files = {MAX_CONNECTIONS + 100, MAX_CONNECTIONS + 100};
+    setrlimit(RLIMIT_NOFILE, &files);
+    n_connections = is_open ? 256 : atoi(argv[3]);
+    if (n_connections < 1 || n_connections > MAX_CONNECTIONS) {
+        fprintf(stderr, "1 to %d connections\n", MAX_CONNECTIONS);
+        return 2;
+    }
+    epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    connections = mem_array((size_t)n_connections, sizeof(*connections));
+    latencies_ms = mem_array(MAX_SAMPLES, sizeof(float));
+    added_ms = mem_array(MAX_SAMPLES, sizeof(float));
+    for (int i = 0; i < n_connections; i++) {
+        connection_open(&connections[i], port);
+    }
+    if (is_open) {
+        run_open(port, atof(argv[3]), atof(argv[4]));
+    } else if (strcmp(argv[1], "closed") == 0) {
+        run_closed(port, atof(argv[4]));
+    } else {
+        run_streams(port, atoi(argv[4]), argv + 5, argc - 5);
+    }
+    return n_errors > 0;
+}
