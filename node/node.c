@@ -42,7 +42,7 @@ struct node {
     struct loop_timer *tick;
     _Atomic uint64_t progress;
     uint64_t progress_seen;
-    bool busy, drained_told;
+    bool busy, joined, drained_told;
     Baton__Hello hello;
     Baton__Limits limits;
     Baton__Address grpc, http;
@@ -223,6 +223,16 @@ static void on_tick(void *cookie)
             service_busy_end(node->service);
         }
     }
+    bool joined = join_n_joined(node->join) > 0;
+    if (joined != node->joined) {
+        node->joined = joined;
+        if (joined) {
+            service_reason_clear(node->service, "router");
+        } else {
+            service_reason_set(node->service, "router", "no router is joined");
+        }
+        health_set(node->health, "", service_ready(node->service));
+    }
     if (node->n_drains || service_draining(node->service)) {
         drains_answer(node);
     }
@@ -247,8 +257,6 @@ static void fill_status(void *cookie, Baton__ToRouter__Status *status)
 static void on_view(void *cookie, const Baton__ToNode__Peer *const *nodes, size_t n_nodes)
 {
     struct node *node = cookie;
-    service_reason_clear(node->service, "router");
-    health_set(node->health, "", service_ready(node->service));
     if (node->config.ops->view) {
         node->config.ops->view(node->config.cookie, nodes, n_nodes);
     }
