@@ -82,11 +82,10 @@ if curl:
             return subprocess.run([curl, "-sS", *arguments], capture_output=True, timeout=20)
 
         for header in ("Transfer-Encoding: chunked", "Expect: 100-continue", "Expect:"):
-            start = time.monotonic()
-            done = run("-H", header, "--data-binary", "@" + file.name, url + "/echo")
+            done = run("-v", "-H", header, "--data-binary", "@" + file.name, url + "/echo")
             check(f"curl {header}", (done.returncode, done.stdout == body), (0, True))
-            # curl waits a second for a 100 that never comes
-            check(f"curl {header} is quick", time.monotonic() - start < 0.9, True)
+            # curl gives up on a 100 that does not come within a second, and says so
+            check(f"curl {header} had its 100", b"Done waiting for 100-continue" in done.stderr, False)
         check("curl whole", run("-N", url + "/whole").returncode, 0)
         check("curl cut", run("-N", url + "/cut").returncode in (18, 56), True)
         check("curl head", run("-I", url + "/hello").returncode, 0)
