@@ -185,25 +185,25 @@ static void test_quantised_golden(void **state)
     json_free(v.root);
 }
 
-/* --- against itself */
+/* --- against itself: the toy in exact arithmetic at length, the bundled model briefly */
 
-static void test_chunks(void **state)
+static void check_chunks(const char *dir, bool exact, uint32_t n, unsigned n_cuts)
 {
-    struct engine *engine = open_engine(tiny, false, "cpu", 2);
-    struct engine *single = open_engine(tiny, false, "cpu", 1);
+    struct engine *engine = open_engine(dir, exact, "cpu", 2);
+    struct engine *single = open_engine(dir, exact, "cpu", 1);
     const struct engine_info *info = engine_info(engine);
     size_t bytes = info->vocab_size * sizeof(float);
     float *want = mem_alloc(bytes), *got = mem_alloc(bytes);
     uint8_t *tail = mem_alloc(info->tail_bytes), *tail2 = mem_alloc(info->tail_bytes);
-    uint32_t ids[CONTEXT], n = 290;
+    uint32_t ids[CONTEXT];
     random_ids(ids, n, info->vocab_size, 1);
     struct engine_seq *whole = new_seq(engine, n);
     prefill(engine, whole, ids, n, n, 0, want);
     assert_int_equal(engine_tail_write(engine, whole, tail, info->tail_bytes), STATUS_OK);
-    for (unsigned k = 0; k < 4; k++) {
-        struct engine *other = k == 3 ? single : engine;
+    for (unsigned k = 0; k < n_cuts; k++) {
+        struct engine *other = k + 1 == n_cuts ? single : engine;
         struct engine_seq *seq = new_seq(other, n);
-        prefill(other, seq, ids, n, k == 0 ? 127 : 0, k, got);
+        prefill(other, seq, ids, n, k == 1 ? 127 : 0, k, got);
         assert_memory_equal(got, want, bytes);
         assert_int_equal(engine_tail_bytes(other, n), engine_tail_bytes(engine, n));
         assert_int_equal(engine_tail_write(other, seq, tail2, info->tail_bytes), STATUS_OK);
@@ -224,12 +224,20 @@ static void test_chunks(void **state)
     engine_close(single);
 }
 
+static void test_chunks(void **state)
+{
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/toy", golden);
+    check_chunks(dir, true, 290, 5);
+    check_chunks(tiny, false, 140, 1);
+}
+
 /* Steps of one sequence are the rows of a prompt; rows of a batch do not see each other. */
 static void test_batch(void **state)
 {
     struct engine *engine = open_engine(tiny, false, "cpu", 2);
     uint32_t vocab = engine_info(engine)->vocab_size, ids[5][CONTEXT],
-             lengths[5] = {3, 130, 1, 65, 20};
+             lengths[5] = {3, 124, 1, 9, 20};
     size_t bytes = vocab * sizeof(float);
     float *alone = mem_alloc(5 * bytes), *batch = mem_alloc(5 * bytes);
     struct engine_seq *seqs[5];
@@ -260,19 +268,18 @@ static void test_batch(void **state)
 }
 
 /* After n tokens the sequence moves to another engine through page images and a tail image. */
-static void test_hand_off(void **state)
+static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths, size_t n_lengths)
 {
-    struct engine *from = open_engine(tiny, false, "cpu", 2),
-                  *to = open_engine(tiny, false, "cpu", 1);
+    struct engine *from = open_engine(dir, exact, "cpu", 2);
+    struct engine *to = open_engine(dir, exact, "cpu", 1);
     const struct engine_info *info = engine_info(from);
     assert_memory_equal(info->fingerprint, engine_info(to)->fingerprint, ENGINE_FINGERPRINT_BYTES);
     size_t bytes = info->vocab_size * sizeof(float);
     float *want = mem_alloc(bytes), *got = mem_alloc(bytes);
     uint8_t *tail = mem_alloc(info->tail_bytes);
-    static const uint32_t lengths[] = {1, 37, 128, 255, 256, 258, 387};
     uint32_t ids[CONTEXT];
     random_ids(ids, CONTEXT, info->vocab_size, 3);
-    for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+    for (size_t k = 0; k < n_lengths; k++) {
         uint32_t n = lengths[k];
         struct engine_seq *a = new_seq(from, n + 6), *b = new_seq(to, n + 6);
         prefill(from, a, ids, n, 200, 0, want);
@@ -300,9 +307,21 @@ static void test_hand_off(void **state)
     engine_close(to);
 }
 
+static void test_hand_off(void **state)
+{
+    static const uint32_t lengths[] = {1, 2, 37, 128, 255, 256, 258, 387};
+    static const uint32_t few[] = {3, 130};
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/toy", golden);
+    check_hand_off(dir, true, lengths, sizeof(lengths) / sizeof(lengths[0]));
+    check_hand_off(tiny, false, few, sizeof(few) / sizeof(few[0]));
+}
+
 static void test_fork_and_draw(void **state)
 {
-    struct engine *engine = open_engine(tiny, false, "cpu", 2);
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/toy", golden);
+    struct engine *engine = open_engine(dir, true, "cpu", 2);
     uint32_t vocab = engine_info(engine)->vocab_size, ids[CONTEXT], n = 261;
     float *logits = mem_alloc(vocab * sizeof(float)), *other = mem_alloc(vocab * sizeof(float));
     random_ids(ids, CONTEXT, vocab, 4);
