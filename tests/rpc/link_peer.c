@@ -8,9 +8,11 @@
  * argv: port, token. The incarnation in the hello is the process id. Health says that "" serves,
  * and "flip" changes every 100 ms.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -179,6 +181,7 @@ int main(int argc, char **argv)
                                          .port = (uint16_t)(argc > 1 ? atoi(argv[1]) : 0),
                                          .security.token = argc > 2 ? argv[2] : NULL};
     log_init(LOG_LEVEL_ERROR, false, "peer");
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when the test fails while this process is stopped */
     if (loop_create(&loop) != STATUS_OK || rpc_core_create(loop, &core, &err) != STATUS_OK) {
         fprintf(stderr, "link_peer: %s\n", err.text);
         return 1;
