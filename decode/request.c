@@ -390,6 +390,15 @@ static bool on_short_of_pages(void *cookie, struct batch_row *row)
     return true;
 }
 
+/* Until here it waited: behind other prompts, or for a step to end. */
+static void on_prompt_started(void *cookie, struct batch_prompt *prompt)
+{
+    struct request *request = prompt->cookie;
+    request->state_ns = loop_now_ns();
+    request->computing = true;
+    request->timings.queue_ns = request->state_ns - request->arrival_ns;
+}
+
 static void on_prompt_progress(void *cookie, struct batch_prompt *prompt, uint32_t n_done)
 {
 }
@@ -436,6 +445,7 @@ static const struct batcher_events batcher_events = {
     .step_done = on_step_done,
     .row_released = on_row_released,
     .short_of_pages = on_short_of_pages,
+    .prompt_started = on_prompt_started,
     .prompt_progress = on_prompt_progress,
     .prompt_done = on_prompt_done,
     .broken = on_broken,
@@ -540,7 +550,6 @@ static bool try_start(struct request *request)
         claim_drop(request);
         return false;
     }
-    request->timings.queue_ns = loop_now_ns() - request->arrival_ns;
     request->prompt = (struct batch_prompt){
         .seq = request->seq,
         .ids = request->ids,
@@ -779,7 +788,15 @@ static bool expire_one(struct requests *requests, uint64_t now_ns)
     list_for_each(at, &requests->states[REQUEST_LOCAL])
     {
         struct request *request = list_entry(at, struct request, in_state);
-        if (overdue(request, request->state_ns, request->deadlines.prefill_ms, now_ns)) {
+        if (!request->computing &&
+            overdue(request, request->arrival_ns, request->deadlines.queue_ms, now_ns)) {
+            request_fail(request, BATON__FAIL_CODE__FAIL_DEADLINE_QUEUE, "", false,
+                         "waited %" PRIu32 " ms in the queue of this node",
+                         request->deadlines.queue_ms);
+            return true;
+        }
+        if (request->computing &&
+            overdue(request, request->state_ns, request->deadlines.prefill_ms, now_ns)) {
             request_fail(request, BATON__FAIL_CODE__FAIL_DEADLINE_PREFILL, "", false,
                          "prefill took more than %" PRIu32 " ms", request->deadlines.prefill_ms);
             return true;

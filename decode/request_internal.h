@@ -60,6 +60,7 @@ struct request {
     struct transfer *transfer;
     struct batch_prompt prompt;
     bool prompt_out;        /* the batcher has it */
+    bool computing;         /* local: its first chunk has begun */
     struct engine_seq *seq; /* of the prompt, until samples take it */
     uint32_t claimed_pages, claimed_slots;
     struct sample samples[REQUEST_MAX_SAMPLES];

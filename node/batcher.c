@@ -404,6 +404,9 @@ static void start_chunk(struct batcher *batcher)
     unit->last.sampling = unit->prompt->sampling;
     unit->last.n_generated = unit->prompt->n_generated;
     unit_start(batcher, UNIT_CHUNK, "chunk");
+    if (unit->prompt->prompt.n_done == 0 && batcher->events->prompt_started) {
+        batcher->events->prompt_started(batcher->cookie, unit->prompt);
+    }
 }
 
 static void schedule(void *cookie)

@@ -61,6 +61,9 @@ struct batcher_events {
      * answer true, or answer false: the row is then paused until somebody frees pages and unpauses
      * it. */
     bool (*short_of_pages)(void *cookie, struct batch_row *row);
+    /* The prompt's first chunk goes to the compute thread now; may be NULL. The prompt may not be
+     * removed here. */
+    void (*prompt_started)(void *cookie, struct batch_prompt *prompt);
     /* A chunk is done, n_done tokens of the prompt so far. */
     void (*prompt_progress)(void *cookie, struct batch_prompt *prompt, uint32_t n_done);
     /* The prompt ended: OK with the first draw, CANCELLED (after batcher_prompt_remove answered
