@@ -9,6 +9,7 @@
  */
 #include "decode/peers.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,6 +50,8 @@ struct peer {
     struct loop_timer *timer; /* of the state: preflight's end, or the next try */
     int pidfd;
     struct loop_fd *pid_watch;
+    bool process_ended; /* nothing of it can write any more */
+    bool gone;          /* not a peer any more: only waits to see its process end */
     uint64_t undrained[MAX_UNDRAINED];
     uint32_t n_undrained;
     /* what peers_fill_status hands out */
@@ -60,7 +63,7 @@ struct peers {
     struct peers_options options;
     const struct peers_events *events;
     void *cookie;
-    struct list all;
+    struct list all, gone;
     uint64_t next_preflight_owner;
     Baton__ToRouter__Pair **status_pairs;
     struct buf packed;
@@ -95,15 +98,25 @@ static void pid_forget(struct peer *peer)
     }
 }
 
-/* The process has ended: nothing of it can write any more. */
-static void pid_ended(void *cookie, unsigned events)
+static void peer_free(struct peer *peer);
+
+static void process_ended(struct peer *peer)
 {
-    struct peer *peer = cookie;
-    pid_forget(peer);
+    peer->process_ended = true;
     for (uint32_t i = 0; i < peer->n_undrained; i++) {
         landing_drained(peer->peers->options.landing, peer->undrained[i]);
     }
     peer->n_undrained = 0;
+}
+
+static void pid_ended(void *cookie, unsigned events)
+{
+    struct peer *peer = cookie;
+    pid_forget(peer);
+    process_ended(peer);
+    if (peer->gone) {
+        peer_free(peer);
+    }
 }
 
 static void pid_watch(struct peer *peer, const Baton__Hello *hello)
@@ -115,6 +128,7 @@ static void pid_watch(struct peer *peer, const Baton__Hello *hello)
         return;
     }
     peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)hello->pid, 0);
+    peer->process_ended = peer->pidfd < 0 && errno == ESRCH;
     if (peer->pidfd >= 0 && loop_fd_create(peer->peers->options.loop, peer->pidfd, LOOP_READ,
                                            pid_ended, peer, &peer->pid_watch)) {
         close(peer->pidfd);
@@ -124,6 +138,10 @@ static void pid_watch(struct peer *peer, const Baton__Hello *hello)
 
 void peer_note_undrained(struct peer *peer, uint64_t transfer)
 {
+    if (peer->process_ended) { /* it was seen before the link was */
+        landing_drained(peer->peers->options.landing, transfer);
+        return;
+    }
     if (peer->n_undrained == MAX_UNDRAINED) {
         memmove(peer->undrained, peer->undrained + 1,
                 (MAX_UNDRAINED - 1) * sizeof(peer->undrained[0]));
@@ -163,7 +181,9 @@ static void pair_fail(struct peer *peer, const char *text)
 static void peer_timer(void *cookie)
 {
     struct peer *peer = cookie;
-    if (peer->state == PEER_PREFLIGHT && peer->preflight_owner) {
+    if (peer->gone) {
+        peer_free(peer);
+    } else if (peer->state == PEER_PREFLIGHT && peer->preflight_owner) {
         pair_fail(peer, "the preflight was not answered in time");
         peer->greeted = false;
         peer->peers->events->lost(peer->peers->cookie, peer, peer->text);
@@ -426,6 +446,7 @@ enum status peers_create(const struct peers_options *options, const struct peers
     peers->events = events;
     peers->cookie = cookie;
     list_init(&peers->all);
+    list_init(&peers->gone);
     *ret_peers = peers;
     return STATUS_OK;
 }
@@ -449,9 +470,30 @@ void peers_free(struct peers *peers)
     {
         peer_free(list_entry(at, struct peer, link_in));
     }
+    list_for_each_safe(at, &peers->gone)
+    {
+        peer_free(list_entry(at, struct peer, link_in));
+    }
     mem_free(peers->status_pairs);
     buf_fini(&peers->packed);
     mem_free(peers);
+}
+
+/* The view dropped it. Its slots come back at once if its process is seen to end, and a router that
+ * lost the same process drops it from the view before that can be seen. */
+static void peer_let_go(struct peer *peer)
+{
+    preflight_forget(peer);
+    if (peer->n_undrained == 0 || peer->pidfd < 0) {
+        peer_free(peer);
+        return;
+    }
+    link_close(peer->link);
+    peer->link = NULL;
+    peer->gone = true;
+    list_remove(&peer->link_in);
+    list_push_back(&peer->peers->gone, &peer->link_in);
+    loop_timer_arm(peer->timer, LANDING_REVOKED_MS * NS_PER_MS);
 }
 
 static void peer_add(struct peers *peers, const Baton__ToNode__Peer *node)
@@ -518,7 +560,7 @@ void peers_set_view(struct peers *peers, const Baton__ToNode__Peer *const *nodes
             if (peer->greeted) {
                 peers->events->lost(peers->cookie, peer, "the node left the cluster");
             }
-            peer_free(peer);
+            peer_let_go(peer);
         }
     }
     peers->events->changed(peers->cookie);
