@@ -726,6 +726,20 @@ static void done_arrived(struct transfer *transfer, const Baton__FromPrefill__Do
     transfer_settle(transfer);
 }
 
+/* The prefill node's own words; a code that no build of ours has says that something is wrong over
+ * there. */
+static void failed_arrived(struct transfer *transfer, const Baton__FromPrefill__Failed *failed)
+{
+    const char *name = peer_name(transfer->peer);
+    Baton__FailCode code = failed->code;
+    if (code <= BATON__FAIL_CODE__FAIL_UNKNOWN || code > BATON__FAIL_CODE__FAIL_INTERNAL) {
+        transfer->handoff->stats.n_protocol++;
+        code = BATON__FAIL_CODE__FAIL_INTERNAL;
+    }
+    transfer_fail(transfer, false, code, failed->node[0] ? failed->node : name, failed->retryable,
+                  "%.300s", failed->text[0] ? failed->text : "no reason was given");
+}
+
 static uint64_t message_transfer(const Baton__FromPrefill *message)
 {
     switch (message->what_case) {
@@ -755,6 +769,10 @@ void handoff_message(struct handoff *handoff, struct peer *peer, const Baton__Fr
     struct transfer *transfer = hmap_get_u64(handoff->by_id, message_transfer(message));
     if (!transfer || transfer->peer != peer) {
         handoff->stats.n_stray++;
+        if (!transfer && message->what_case == BATON__FROM_PREFILL__WHAT_DONE) {
+            /* It crossed our Cancel, which found no run any more, so no Drained will come. */
+            landing_drained(handoff->options.landing, message->done->transfer);
+        }
         return;
     }
     switch (message->what_case) {
@@ -775,8 +793,7 @@ void handoff_message(struct handoff *handoff, struct peer *peer, const Baton__Fr
         done_arrived(transfer, message->done);
         break;
     case BATON__FROM_PREFILL__WHAT_FAILED:
-        transfer_fail(transfer, false, message->failed->code, message->failed->node,
-                      message->failed->retryable, "%.300s", message->failed->text);
+        failed_arrived(transfer, message->failed);
         break;
     default:
         break;
