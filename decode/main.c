@@ -20,7 +20,7 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_INT, .name = "slots-per-transfer", .value = "N", .initial = "16", .min = 1, .max = 4096,
      .offset = offsetof(struct options, slots_a_transfer),
      .help = "Most landing slots granted to one transfer at once."},
-    {.kind = OPT_INT, .name = "queue", .value = "N", .initial = "64", .min = 0, .max = 1048576,
+    {.kind = OPT_INT, .name = "queue", .value = "N", .initial = "64", .min = 1, .max = 1048576,
      .offset = offsetof(struct options, max_queued),
      .help = "Requests that may wait to start; further ones are refused."},
     {.kind = OPT_INT, .name = "max-transfers", .value = "N", .initial = "64", .min = 1, .max = 65536,

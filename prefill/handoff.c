@@ -206,21 +206,26 @@ static void tail_done(void *cookie)
     run_pump(run);
 }
 
-/* A computed prompt needs a send buffer for its tail; with none free it waits for one. */
 static void tail_start(struct run *run)
 {
     struct runs *runs = run->runs;
-    size_t tail;
-    if (run->tail >= 0 ||
-        !ledger_take(runs->tail_ledger, TAIL_FREE, TAIL_USED, run->id, "tail", &tail)) {
-        return;
-    }
-    run->tail = (int64_t)tail;
     run->tail_bytes = engine_tail_bytes(runs->options.engine, run->n_ids);
     run->call_out = true;
     if (batcher_call(runs->batcher, tail_run, tail_done, run)) {
         run->call_out = false;
         run_fail(run, BATON__FAIL_CODE__FAIL_INTERNAL, true, "too many tails wait");
+    }
+}
+
+/* The first Progress: the decode node's clock of the prefill runs from here, and it grants slots.
+ */
+static void on_prompt_started(void *cookie, struct batch_prompt *prompt)
+{
+    struct run *run = prompt->cookie;
+    if (run->state == RUN_COMPUTING) {
+        run->started = true;
+        run->start_ns = loop_now_ns();
+        send_progress(run);
     }
 }
 
@@ -271,6 +276,7 @@ static void on_broken(void *cookie, enum status status)
 }
 
 static const struct batcher_events batcher_events = {
+    .prompt_started = on_prompt_started,
     .prompt_progress = on_prompt_progress,
     .prompt_done = on_prompt_done,
     .broken = on_broken,
@@ -281,7 +287,9 @@ static bool run_start(struct run *run)
 {
     struct runs *runs = run->runs;
     struct engine *engine = runs->options.engine;
-    if (engine_pages_free(engine) < run->n_pages || engine_seq_create(engine, run->id, &run->seq)) {
+    size_t tail;
+    if (engine_pages_free(engine) < run->n_pages || ledger_n(runs->tail_ledger, TAIL_FREE) == 0 ||
+        engine_seq_create(engine, run->id, &run->seq)) {
         return false;
     }
     if (engine_seq_history_set(run->seq, run->ids, run->n_ids, run->n_generated) ||
@@ -290,9 +298,13 @@ static bool run_start(struct run *run)
         run->seq = NULL;
         return false;
     }
-    run->start_ns = loop_now_ns();
+    /* Its tail's send buffer comes with the start. Runs that hold landing slots (granted once they
+     * compute) and wait for a buffer, next to runs that hold buffers and wait for slots, would
+     * stand for ever. */
+    if (ledger_take(runs->tail_ledger, TAIL_FREE, TAIL_USED, run->id, "tail", &tail)) {
+        run->tail = (int64_t)tail;
+    }
     run_move(run, RUN_COMPUTING);
-    send_progress(run);
     run->prompt = (struct batch_prompt){
         .seq = run->seq,
         .ids = run->ids,
@@ -310,10 +322,6 @@ static void start_some(void *cookie)
 {
     struct runs *runs = cookie;
     runs->starting = false;
-    list_for_each_safe(at, &runs->states[RUN_SENDING])
-    {
-        tail_start(list_entry(at, struct run, in_state));
-    }
     struct list *first;
     while ((first = list_first(&runs->states[RUN_QUEUED])) != NULL) {
         if (!run_start(list_entry(first, struct run, in_state))) {
@@ -541,7 +549,7 @@ void runs_tick(struct runs *runs)
         list_for_each(at, &runs->states[busy[s]])
         {
             struct run *run = list_entry(at, struct run, in_state);
-            if (now_ns - run->progress_ns > PROGRESS_EVERY_MS * NS_PER_MS) {
+            if (run->started && now_ns - run->progress_ns > PROGRESS_EVERY_MS * NS_PER_MS) {
                 send_progress(run);
             }
         }
@@ -653,7 +661,7 @@ void runs_stats(const struct runs *runs, struct runs_stats *ret_stats)
 {
     *ret_stats = runs->stats;
     ret_stats->n_queued = runs->n_in_state[RUN_QUEUED] + runs->n_in_state[RUN_RECEIVING];
-    ret_stats->n_computing = runs->n_in_state[RUN_COMPUTING];
+    ret_stats->n_computing = 0;
     ret_stats->n_sending = runs->n_in_state[RUN_SENDING];
     ret_stats->n_ending = runs->n_in_state[RUN_ENDING];
     uint64_t now_ns = loop_now_ns();
@@ -670,6 +678,11 @@ void runs_stats(const struct runs *runs, struct runs_stats *ret_stats)
     {
         const struct run *run = list_entry(at, struct run, in_state);
         ret_stats->queued_tokens += run->n_ids - run->n_done;
+        if (run->started) {
+            ret_stats->n_computing++;
+        } else {
+            ret_stats->n_queued++; /* it has its room and waits for the device */
+        }
     }
 }
 

@@ -5,8 +5,8 @@
  * slots are granted, the tail follows the last, then Done. A run that failed or was cancelled ends
  * when nothing of it can be written any more, and says so: Drained.
  *
- * Thread: loop. Bounds: max_queued runs waiting, the pool for those that compute, n_tails send
- * buffers for tails.
+ * Thread: loop. Bounds: max_queued runs waiting; the pool, and n_tails send buffers for tails, for
+ * those that compute and send.
  */
 #ifndef BATON_PREFILL_HANDOFF_H
 #define BATON_PREFILL_HANDOFF_H

@@ -51,7 +51,8 @@ struct run {
     uint32_t banned[MAX_STOP_IDS + 1];
     struct engine_seq *seq;
     struct batch_prompt prompt;
-    bool prompt_out, call_out, told_failed;
+    bool prompt_out, call_out;
+    bool started; /* its first chunk has begun: the decode node was told */
     uint32_t n_done;
     struct engine_draw draws[MAX_SAMPLES];
     uint32_t slots[MAX_HELD_SLOTS]; /* granted and not used yet, a ring */

@@ -13,12 +13,12 @@ struct options {
 static const struct opt_spec specs[] = {
     NODE_OPTION_SPECS(struct options, node),
     {.kind = OPT_GROUP, .name = "Prefill"},
-    {.kind = OPT_INT, .name = "queue", .value = "N", .initial = "64", .min = 0, .max = 1048576,
+    {.kind = OPT_INT, .name = "queue", .value = "N", .initial = "64", .min = 1, .max = 1048576,
      .offset = offsetof(struct options, max_queued),
      .help = "Transfers that may wait to start; further ones are refused."},
-    {.kind = OPT_INT, .name = "tail-buffers", .value = "N", .initial = "4", .min = 1, .max = 4096,
+    {.kind = OPT_INT, .name = "tail-buffers", .value = "N", .initial = "16", .min = 1, .max = 256,
      .offset = offsetof(struct options, tails),
-     .help = "Send buffers for tails; a computed prompt waits for one."},
+     .help = "Send buffers for tails, and so the most transfers that compute and send at once."},
     {.kind = OPT_INT, .name = "checksum-threads", .value = "N", .initial = "2", .min = 1, .max = 64,
      .offset = offsetof(struct options, workers), .help = "Threads that sum parcels."},
 };
