@@ -18,6 +18,7 @@ import torch
 
 import chatformat
 import quant
+from card import card
 from model import CONFIG, Model
 
 SIZE = {'F32': 4, 'BF16': 2, 'F8_E4M3': 1, 'F8_E8M0': 1, 'I8': 1, 'I64': 8}
@@ -95,6 +96,7 @@ def write(m, data, out):
     token = lambda c: {'__type': 'AddedToken', 'content': c, 'lstrip': False, 'normalized': True, 'rstrip': False, 'single_word': False}
     js('tokenizer_config.json', {'add_bos_token': False, 'add_eos_token': False, 'bos_token': token('<｜begin▁of▁sentence｜>'), 'eos_token': token('<｜end▁of▁sentence｜>'), 'pad_token': token('<｜end▁of▁sentence｜>'),
                                  'clean_up_tokenization_spaces': False, 'model_max_length': 1048576, 'unk_token': None, 'tokenizer_class': 'PreTrainedTokenizerFast'}, indent=2)
+    open(f'{out}/MODEL_CARD.md', 'w', encoding='utf-8').write(card())
     shutil.copy(f'{data}/tokenizer.json', f'{out}/tokenizer.json')
     return total
 
@@ -165,7 +167,7 @@ def main():
         ck = torch.load(sys.argv[1], map_location='cpu')
         m, data, out = Model(ck['config']), sys.argv[2], sys.argv[3]
         for k, w in ck['params'].items():
-            m.p[k].copy_(w)
+            m.p[k].copy_(w.detach())
         m.tid2eid = {int(i): t for i, t in ck['tid2eid'].items()}
     print(f'{write(m, data, out):,} bytes of tensors in {out}')
 

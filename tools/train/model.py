@@ -35,6 +35,11 @@ class Mode:
     rounded: bool = False       # round to bfloat16 values at every rounding point, in float32 tensors
     topk: bool = True           # the indexer chooses; otherwise every compressed entry is attended
     compiled: bool = False
+    fixed: bool = False         # the weights are a checkpoint's: already what their quantised form means
+
+    @property
+    def requant(s):
+        return s.quant and not s.fixed
 
     def r(s, x):
         if s.rounded:
@@ -45,13 +50,14 @@ class Mode:
         return w.to(torch.bfloat16) if s.half else s.r(w)
 
 
-EXACT, SERVED = Mode(), Mode(quant=True, rounded=True)
+EXACT, SERVED = Mode(), Mode(quant=True, rounded=True, fixed=True)
 
 
 def lin(x, w, mode, kind='fp8'):
     """x w^T with a bf16, FP8 or MXFP4 weight; quantised weights also quantise x"""
     if mode.quant and kind:
         x = quant.s8(x, 128)
+    if mode.requant and kind:
         w = quant.fp8(w) if kind == 'fp8' else quant.mx4(w)
     return mode.r(x @ mode.cast(w).mT)
 
@@ -93,7 +99,7 @@ def p_head(X, fn, scale, base, norm, eps, hc_eps, mode):
 
 
 def p_loss(h, head, target, weight, mode):
-    """(sum of weighted losses, sum of weights, number right)"""
+    """sum of weighted cross-entropies, in nats"""
     z = (h @ mode.cast(head).mT).float()
     n = torch.logsumexp(z, -1) - z.gather(-1, target[:, None])[:, 0]
     return (n * weight).sum()
@@ -151,7 +157,7 @@ def p_softmax_both(W, Cs, mask, keep, sink, scale, mode):
 
 def p_attn_out(o, cos, sin, wo_a, wo_b, groups, mode):
     o = rope(mode.r(o), cos[:, None], sin[:, None], mode, True).flatten(-2).unflatten(-1, (groups, -1))
-    wa = mode.cast(quant.fp8(wo_a) if mode.quant else wo_a).unflatten(0, (groups, -1))
+    wa = mode.cast(quant.fp8(wo_a) if mode.requant else wo_a).unflatten(0, (groups, -1))
     z = mode.r(torch.einsum('ngi,goi->ngo', o, wa)).flatten(-2)
     return lin(z, wo_b, mode)
 
@@ -205,7 +211,7 @@ def p_moe(x, W, w1, w3, w2, s1, s3, s2, limit, mode):
     q = mode.quant
     e = len(w1)
     one = torch.cat([W, torch.ones_like(W[:, :1])], -1)
-    f8, f4 = (quant.fp8, quant.mx4) if q else (lambda z: z, lambda z: z)
+    f8, f4 = (quant.fp8, quant.mx4) if mode.requant else (lambda z: z, lambda z: z)
     up = mode.cast(torch.cat([torch.cat([f4(w1), f8(s1)[None]]), torch.cat([f4(w3), f8(s3)[None]])], 1))      # [E + 1, 2 I, D]
     down = mode.cast(torch.cat([f4(w2), f8(s2)[None]]))                                                        # [E + 1, D, I]
     y = mode.r((quant.s8(x, 128) if q else x) @ up.flatten(0, 1).mT).unflatten(-1, (e + 1, 2, -1)).float()
@@ -224,14 +230,14 @@ def p_mtp_in(X, e, enorm, hnorm, e_proj, h_proj, eps, mode):
 
 
 PIECES = {k: v for k, v in list(globals().items()) if k.startswith('p_')}
-COMPILED = {}
+COMPILED, BACKEND = {}, 'inductor'
 
 
 def piece(name, mode):
     if not mode.compiled:
         return PIECES[name]
     if name not in COMPILED:
-        COMPILED[name] = torch.compile(PIECES[name], dynamic=False)
+        COMPILED[name] = torch.compile(PIECES[name], dynamic=False, backend=BACKEND)
     return COMPILED[name]
 
 
@@ -407,7 +413,7 @@ class Model:
             Cs = torch.bmm(q.view(B, T * nh, hd), ce.mT).view(B, T, nh, n)
             vis = s.visible(T, ratio)
             keep, W4, m4 = vis, W.view(B, T, nh, 2 * w), mask.view(1, T, 1, 2 * w)
-            if ratio == 4 and (train or (mode.topk and n > c['index_topk']) or s.keep_scores is not None):
+            if ratio == 4 and (train is not None or (mode.topk and n > c['index_topk']) or s.keep_scores is not None):
                 keep = s.indexer(p + 'indexer.', x, qr, B, T, W4, Cs, m4, vis, P[p + 'attn_sink'], mode, train)
             Pw, Pc = piece('p_softmax_both', mode)(W4, Cs, m4, keep, P[p + 'attn_sink'], hd ** -0.5, mode)
             o = torch.bmm(Pw.view(B * nb, w * nh, 2 * w), kb).view(B, T * nh, hd) + torch.bmm(Pc.view(B, T * nh, n), ce)
@@ -422,7 +428,7 @@ class Model:
         h, d, n = c['index_n_heads'], c['index_head_dim'], ki.shape[1]
         qi, wi = qi.view(B, T, h, d), wi.view(B, T, h)
         score = lambda a, b: piece('p_index_score', mode)(torch.bmm(a.reshape(B, -1, d), ki.mT).view(B, -1, h, n), b, mode)
-        if train is not False and train is not None:
+        if train is not None:
             r = train % 4                                                  # a quarter of the queries, another one each step
             sub = slice(r, None, 4)
             sc = score(qi[:, sub], wi[:, sub].contiguous())
@@ -467,7 +473,7 @@ class Model:
         """ids [B, T] -> the four streams after the last layer, [B * T, 4, D]; train: step number, or None"""
         B, T = ids.shape
         flat = ids.reshape(-1)
-        X = mode.cast(s.p['embed.weight'])[flat][:, None].expand(-1, s.c['hc_mult'], -1).contiguous()
+        X = F.embedding(flat, mode.cast(s.p['embed.weight']))[:, None].expand(-1, s.c['hc_mult'], -1).contiguous()
         for i in range(s.c['num_hidden_layers']):
             X = s.block(f'layers.{i}.', i, s.c['compress_ratios'][i], X, flat, B, T, mode, train)
         return X
@@ -478,7 +484,7 @@ class Model:
     def mtp_hidden(s, X, following, B, T, mode, train=None):
         """X streams [B * T, 4, D], following [B, T]: the token after each position"""
         p = 'mtp.0.'
-        e = mode.cast(s.p['embed.weight'])[following.reshape(-1)]
+        e = F.embedding(following.reshape(-1), mode.cast(s.p['embed.weight']))
         x = piece('p_mtp_in', mode)(X, e, s.p[p + 'enorm.weight'], s.p[p + 'hnorm.weight'], s.p[p + 'e_proj.weight'], s.p[p + 'h_proj.weight'], s.c['rms_norm_eps'], mode)
         return s.hidden(s.block(p, None, 0, x, following.reshape(-1), B, T, mode, train), mode, p)
 
