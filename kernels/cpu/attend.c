@@ -116,10 +116,10 @@ attend_heads(const struct ops_dims *d, const struct ops_layer *layer, const floa
             most = l[a] > most ? l[a] : most;
         }
         for (uint32_t a = 0; a < n; a++) {
-            l[a] = expf(l[a] - most);
+            l[a] = cpu_exp(l[a] - most);
             z += l[a];
         }
-        z += expf(sink - most);
+        z += cpu_exp(sink - most);
         mix_rows(l, n, d->head_dim, attended, z, o + (size_t)h * d->head_dim);
     }
 }

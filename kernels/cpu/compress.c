@@ -49,7 +49,7 @@ static void pool_slots(const float *ring, uint32_t d, uint32_t last, uint32_t ch
             most = s > most ? s : most;
         }
         for (int i = 0; i < 8; i++) {
-            e[i] = expf(slot[i][2 * (size_t)d + ch] - most);
+            e[i] = cpu_exp(slot[i][2 * (size_t)d + ch] - most);
             sum += e[i];
         }
         for (int i = 0; i < 8; i++) {
@@ -94,7 +94,7 @@ static void heavy_channels(struct compress_run *run, const struct ops_seq *seq, 
         bool last = position % ratio == ratio - 1;
         for (uint32_t ch = ch0; ch < ch1; ch++) {
             float score = s[ch] + ape[ch], most = score > m[ch] ? score : m[ch];
-            float keep = expf(m[ch] - most), add = expf(score - most);
+            float keep = cpu_exp(m[ch] - most), add = cpu_exp(score - most);
             z[ch] = z[ch] * keep + add;
             a[ch] = a[ch] * keep + k[ch] * add;
             m[ch] = most;

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/cpu/math.h"
 #include "kernels/formats.h"
 #include "kernels/ops.h"
 

@@ -40,7 +40,7 @@ void cpu_mhc_split(const float *m, const float *scale, const float *base, uint32
             most = c[j][k] > most ? c[j][k] : most;
         }
         for (int k = 0; k < H; k++) {
-            c[j][k] = expf(c[j][k] - most);
+            c[j][k] = cpu_exp(c[j][k] - most);
             sum += c[j][k];
         }
         for (int k = 0; k < H; k++) {

@@ -42,8 +42,7 @@ static void route_row(void *cookie, uint32_t r, uint32_t thread_i)
     const struct ops_dims *d = &run->dev->d;
     float *score = run->scores + (size_t)r * d->n_experts;
     for (uint32_t e = 0; e < d->n_experts; e++) {
-        float z = score[e];
-        score[e] = sqrtf((z > 0.0f ? z : 0.0f) + log1pf(expf(-fabsf(z))));
+        score[e] = sqrtf(cpu_softplus(score[e]));
     }
     uint32_t *ids = run->experts + (size_t)r * d->n_experts_used;
     float *w = run->weights + (size_t)r * d->n_experts_used, sum = 0.0f;

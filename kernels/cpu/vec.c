@@ -41,7 +41,7 @@ void cpu_rms_norm(const float *x, const float *w, size_t n, float eps, bool roun
 
 float cpu_sigmoid(float x)
 {
-    return 1.0f / (1.0f + expf(-x));
+    return 1.0f / (1.0f + cpu_exp(-x));
 }
 
 void cpu_rope_table(const float *freqs, uint32_t rope_dim, uint32_t position, float *ret_table)
@@ -50,8 +50,7 @@ void cpu_rope_table(const float *freqs, uint32_t rope_dim, uint32_t position, fl
         /* The angle is rounded to float, as the reference does: at a position of a million that is
          * worth 0.03 rad. */
         float angle = (float)position * freqs[i];
-        ret_table[2 * i] = cosf(angle);
-        ret_table[2 * i + 1] = sinf(angle);
+        cpu_sincos(angle, &ret_table[2 * i + 1], &ret_table[2 * i]);
     }
 }
 

@@ -32,6 +32,31 @@ static void rotate(double *x, uint32_t n, uint32_t rope_dim, double base, uint32
     }
 }
 
+/* got within 0.501 units in the last place of want. */
+static void assert_ulp(float got, double want)
+{
+    double unit = ldexp(1.0, ilogb(want == 0.0 ? 1e-45 : want) - 23);
+    unit = unit < 0x1p-149 ? 0x1p-149 : unit;
+    assert_close(got, want, 0.501 * unit);
+}
+
+static void test_functions(void **state)
+{
+    uint64_t seed = 71;
+    for (int i = 0; i < 400000; i++) {
+        float x = (float)((double)(next_random(&seed) >> 11) * 0x1p-53 * 2.0 - 1.0);
+        assert_ulp(cpu_exp(x * 88.0f), exp((double)(x * 88.0f)));
+        assert_ulp(cpu_exp(x), exp((double)x));
+        assert_ulp(cpu_softplus(x * 30.0f), log1p(exp((double)(x * 30.0f))));
+        float angle = fabsf(x) * (i % 2 ? 1048576.0f : 8.0f), s, c;
+        cpu_sincos(angle, &s, &c);
+        assert_close(s, sin((double)angle), 3.1e-8);
+        assert_close(c, cos((double)angle), 3.1e-8);
+    }
+    assert_true(cpu_exp(0.0f) == 1.0f && cpu_exp(-INFINITY) == 0.0f && isinf(cpu_exp(INFINITY)));
+    assert_ulp(cpu_exp(-100.0f), exp(-100.0));
+}
+
 /* The vector of model.md, section 9. */
 static void test_mhc_vector(void **state)
 {
@@ -485,10 +510,10 @@ static void test_head(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_mhc_vector), cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_mhc),        cmocka_unit_test(test_frequencies),
-        cmocka_unit_test(test_project),    cmocka_unit_test(test_oproj),
-        cmocka_unit_test(test_route),      cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_head)};
+        cmocka_unit_test(test_functions),   cmocka_unit_test(test_mhc_vector),
+        cmocka_unit_test(test_embed),       cmocka_unit_test(test_mhc),
+        cmocka_unit_test(test_frequencies), cmocka_unit_test(test_project),
+        cmocka_unit_test(test_oproj),       cmocka_unit_test(test_route),
+        cmocka_unit_test(test_experts),     cmocka_unit_test(test_head)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
