@@ -1,0 +1,880 @@
+"""What the cases share: a client that frames its requests by hand, a checker of event streams, a cluster of real
+processes, and the comparison of everything that could leak with its baseline.
+
+Each file test_<group>.py holds the cases of one group. It is run as
+
+    test_<group>.py BUILD_DIR [CASE...]      all cases, or those named
+
+and prints TAP. A case is a function of one cluster; it runs through the split path (router, prefill, decode, local
+prefill switched off) and through a lone decode node, and after each the baseline must hold again. CASES_LAYOUTS=split
+runs one of the two; CASES_VERBOSE=1 shows the processes' logs of what failed in full.
+"""
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TINY = os.path.join(TOP, "models", "baton-tiny")
+CRLF = b"\r\n"
+PATIENCE = float(os.environ.get("CASES_PATIENCE", "1"))  # sanitizers and busy machines: every limit times this
+
+
+class Wrong(AssertionError):
+    """What was found is not what the case asks for."""
+
+
+class Skip(Exception):
+    """The case cannot run here; the text says why."""
+
+
+def check(what, found, wanted):
+    if found != wanted:
+        raise Wrong(f"{what}: found {found!r:.600}, wanted {wanted!r:.600}")
+
+
+def need(holds, what, *found):
+    if not holds:
+        raise Wrong(what + "".join(f"\n  {item!r:.1200}" for item in found))
+
+
+def wait_for(what, condition, seconds=5.0, every=0.02):
+    """Waits until condition() is true, and returns what it gave."""
+    deadline = time.monotonic() + seconds * PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise Wrong(f"not within {seconds * PATIENCE:.1f} s: {what}")
+        time.sleep(every)
+
+
+# ------------------------------------------------------------------------------------------------ HTTP
+
+
+class Answer:
+    """One whole answer. interim: statuses of 1xx answers before it, each with the second it came."""
+
+    def __init__(self, status, reason, headers, body, interim, seconds):
+        self.status, self.reason, self.headers, self.body = status, reason, headers, body
+        self.interim, self.seconds = interim, seconds
+
+    def header(self, name, default=None):
+        return next((value for key, value in self.headers if key == name.lower()), default)
+
+    def json(self):
+        try:
+            return json.loads(self.body)
+        except ValueError as problem:
+            raise Wrong(f"no JSON in the answer {self.status}: {self.body!r:.300} ({problem})") from None
+
+    def error(self):
+        """The error object, checked: OpenAI's nested form, with all four members."""
+        check("content type of an error", self.header("content-type"), "application/json")
+        whole = self.json()
+        check("members of an error answer", list(whole), ["error"])
+        error = whole["error"]
+        check("members of an error", sorted(error), ["code", "message", "param", "type"])
+        need(isinstance(error["message"], str) and error["message"], "an error needs a message", error)
+        need(isinstance(error["type"], str) and isinstance(error["code"], str), "type and code are texts", error)
+        need(error["param"] is None or isinstance(error["param"], str), "param is text or null", error)
+        return error
+
+    def __repr__(self):
+        return f"<{self.status} {dict(self.headers)} {self.body[:400]!r}>"
+
+
+class Wire:
+    """One connection, with the bytes in the caller's hands."""
+
+    def __init__(self, address, timeout=20.0):
+        self.socket = socket.create_connection(address, timeout=timeout * PATIENCE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.data = b""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        self.socket.close()
+
+    def reset(self):
+        """Closes with RST, as a killed peer's machine may."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        self.socket.close()
+
+    def send(self, data):
+        self.socket.sendall(data)
+
+    def more(self):
+        piece = self.socket.recv(65536)
+        self.data += piece
+        return bool(piece)
+
+    def take(self, n):
+        while len(self.data) < n:
+            if not self.more():
+                raise EOFError(f"the connection ended {n - len(self.data)} bytes early")
+        piece, self.data = self.data[:n], self.data[n:]
+        return piece
+
+    def line(self):
+        while CRLF not in self.data:
+            if not self.more():
+                raise EOFError(f"the connection ended inside a line: {self.data[:200]!r}")
+        line, self.data = self.data.split(CRLF, 1)
+        return line
+
+    def head(self):
+        """(status, reason, headers) of the next answer's head; header names in lower case."""
+        line = self.line()
+        match = re.fullmatch(rb"HTTP/1\.[01] (\d{3}) ([\t -~]*)", line)
+        need(match, "not a status line", line)
+        headers = []
+        while True:
+            line = self.line()
+            if not line:
+                return int(match[1]), match[2].decode(), headers
+            name, _, value = line.decode("latin-1").partition(":")
+            headers.append((name.lower(), value.strip()))
+
+    def chunks(self):
+        """The chunks of a chunked body, each as it comes."""
+        while True:
+            size = int(self.line().split(b";")[0], 16)
+            if size == 0:
+                check("after the last chunk", self.line(), b"")
+                return
+            piece = self.take(size)
+            check("end of a chunk", self.take(2), CRLF)
+            yield piece
+
+    def answer(self, is_head=False):
+        start, interim = time.monotonic(), []
+        while True:
+            status, reason, headers = self.head()
+            if status >= 200:
+                break
+            interim.append((status, time.monotonic() - start))
+        fields = dict(headers)
+        if is_head or status in (204, 304):
+            body = b""
+        elif fields.get("transfer-encoding") == "chunked":
+            body = b"".join(self.chunks())
+        elif "content-length" in fields:
+            body = self.take(int(fields["content-length"]))
+        else:
+            while self.more():
+                pass
+            body, self.data = self.data, b""
+        return Answer(status, reason, headers, body, interim, time.monotonic() - start)
+
+    def ended(self, seconds=3.0):
+        """Whether the peer closes (or resets) without another byte within this time."""
+        self.socket.settimeout(seconds * PATIENCE)
+        try:
+            return not self.data and not self.socket.recv(1)
+        except ConnectionResetError:
+            return True
+        except socket.timeout:
+            return False
+
+
+def encode(body):
+    return body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def frame(method, path, body=None, headers=(), host="localhost"):
+    """The bytes of one request, with a length where there is a body."""
+    lines = [f"{method} {path} HTTP/1.1".encode("latin-1"), f"Host: {host}".encode()]
+    lines += [f"{name}: {value}".encode("latin-1") for name, value in dict(headers).items()]
+    if body is not None:
+        body = encode(body)
+        named = {name.lower() for name in dict(headers)}
+        if "content-type" not in named:
+            lines.append(b"Content-Type: application/json")
+        if "content-length" not in named and "transfer-encoding" not in named:
+            lines.append(b"Content-Length: %d" % len(body))
+    return CRLF.join(lines) + CRLF + CRLF + (body or b"")
+
+
+def ask(address, method, path, body=None, headers=(), timeout=20.0):
+    """One request on a connection of its own, and its whole answer."""
+    with Wire(address, timeout) as wire:
+        # A server may answer and close before it has read all of a body that it refuses.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            wire.send(frame(method, path, body, headers))
+        return wire.answer(is_head=method == "HEAD")
+
+
+def get(address, path, headers=()):
+    return ask(address, "GET", path, None, headers)
+
+
+# ------------------------------------------------------------------------------------------------ event streams
+
+
+class Stream:
+    """A streamed answer as it was received. events: the parsed JSON of each, times: when each came."""
+
+    def __init__(self, headers):
+        self.headers, self.events, self.times, self.comments = headers, [], [], []
+        self.done = False   # [DONE] came
+        self.whole = False  # the body ended as its framing says
+        self.error = None   # the object of an error event
+
+    def check(self, kind="chat", n=1, include_usage=False):
+        """The rules of every good stream. Returns self."""
+        need(self.error is None, "the stream ended with an error", self.error)
+        need(self.done, "no [DONE]", self.events[-2:])
+        need(self.whole, "the body was cut")
+        need(self.events, "a stream without events")
+        object_name = "chat.completion.chunk" if kind == "chat" else "text_completion"
+        for field in ("id", "created", "model", "system_fingerprint"):
+            values = {json.dumps(event.get(field, "absent")) for event in self.events}
+            check(f"values of {field} in one stream", len(values), 1)
+        need(self.events[0]["id"].startswith("chatcmpl-" if kind == "chat" else "cmpl-"), "id", self.events[0]["id"])
+        finished, begun = {}, set()
+        for at, event in enumerate(self.events):
+            check("object", event["object"], object_name)
+            is_last = at == len(self.events) - 1
+            if include_usage and is_last:
+                check("choices of the chunk with usage", event["choices"], [])
+                self.check_usage(event["usage"])
+                continue
+            if include_usage:
+                need("usage" in event and event["usage"] is None, "usage is null until the last chunk", event)
+            else:
+                need("usage" not in event or event["usage"] is None, "usage that was not asked for", event)
+            need(event["choices"], "a chunk without choices that brings no usage", event)
+            for choice in event["choices"]:
+                index = choice["index"]
+                need("finish_reason" in choice and "logprobs" in choice, "members of a choice", choice)
+                need(index not in finished, "a chunk after the finish_reason of its index", event)
+                if kind == "chat":
+                    if index not in begun:
+                        check("role of the first delta", choice["delta"].get("role"), "assistant")
+                    else:
+                        need("role" not in choice["delta"], "the role came twice", event)
+                begun.add(index)
+                if choice["finish_reason"] is not None:
+                    finished[index] = choice["finish_reason"]
+        check("indexes that finished", sorted(finished), list(range(n)))
+        if kind == "chat":
+            check("indexes that began", sorted(begun), list(range(n)))
+        return self
+
+    @staticmethod
+    def check_usage(usage):
+        for field in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            need(isinstance(usage[field], int) and usage[field] >= 0, "a count", usage)
+        check("total", usage["total_tokens"], usage["prompt_tokens"] + usage["completion_tokens"])
+
+    def usage(self):
+        return self.events[-1]["usage"]
+
+    def pieces(self, index=0):
+        for event in self.events:
+            for choice in event["choices"]:
+                if choice["index"] == index:
+                    yield choice
+
+    def finish(self, index=0):
+        return next((c["finish_reason"] for c in self.pieces(index) if c["finish_reason"] is not None), None)
+
+    def text(self, index=0):
+        """The answer's content; of completions their text."""
+        parts = [c["delta"].get("content") if "delta" in c else c["text"] for c in self.pieces(index)]
+        return "".join(part for part in parts if part)
+
+    def reasoning(self, index=0):
+        return "".join(c["delta"].get("reasoning_content") or "" for c in self.pieces(index))
+
+    def calls(self, index=0):
+        """The tool calls of a choice, put together under the rules that clients rely on."""
+        calls = []
+        for choice in self.pieces(index):
+            for delta in choice["delta"].get("tool_calls") or []:
+                at, function = delta["index"], delta["function"]
+                if at == len(calls):
+                    check("type in the first delta of a call", delta["type"], "function")
+                    need(delta["id"] and function["name"], "id and name in the first delta of a call", delta)
+                    calls.append({"id": delta["id"], "name": function["name"], "arguments": function["arguments"]})
+                else:
+                    check("a delta belongs to the last call", at, len(calls) - 1)
+                    check("members of a later delta", (sorted(delta), list(function)),
+                          (["function", "index"], ["arguments"]))
+                    calls[at]["arguments"] += function["arguments"]
+        check("ids of calls that differ", len({call["id"] for call in calls}), len(calls))
+        return calls
+
+
+def read_stream(wire):
+    """Reads a streamed answer to its end; an answer that is no stream is returned as an Answer."""
+    start = time.monotonic()
+    status, reason, headers = wire.head()
+    fields = dict(headers)
+    if status != 200 or not fields.get("content-type", "").startswith("text/event-stream"):
+        if "content-length" in fields:
+            body = wire.take(int(fields["content-length"]))
+        else:
+            body = b"".join(wire.chunks())
+        return Answer(status, reason, headers, body, [], time.monotonic() - start)
+    need("content-length" not in fields, "a stream has no length", headers)
+    check("transfer coding of a stream", fields.get("transfer-encoding"), "chunked")
+    stream = Stream(headers)
+    for event in events_of(wire, stream):
+        take_event(stream, event)
+    return stream
+
+
+def events_of(wire, stream):
+    """Each event's bytes without its blank line, as soon as it is whole."""
+    data = b""
+    try:
+        for piece in wire.chunks():
+            data += piece
+            while b"\n\n" in data:
+                event, data = data.split(b"\n\n", 1)
+                yield event
+        check("bytes after the last event", data, b"")
+        stream.whole = True
+    except (EOFError, ConnectionResetError):
+        pass
+
+
+def take_event(stream, event):
+    text = event.decode("utf-8")  # whole code points, or this raises
+    if text.startswith(":"):
+        stream.comments.append(text)
+        return
+    need(not stream.done, "an event after [DONE]", text)
+    need(text.startswith("data: ") and "\n" not in text, "an event is one line of data", text)
+    text = text[len("data: "):]
+    if text == "[DONE]":
+        stream.done = True
+        return
+    value = json.loads(text)
+    if "error" in value:
+        check("members of an error event", sorted(value["error"]), ["code", "message", "param", "type"])
+        stream.error = value["error"]
+        return
+    stream.events.append(value)
+    stream.times.append(time.monotonic())
+
+
+def post_stream(address, path, body, headers=(), timeout=30.0):
+    """A request with "stream": true; a Stream, or an Answer if it was refused."""
+    with Wire(address, timeout) as wire:
+        wire.send(frame("POST", path, {**body, "stream": True}, headers))
+        return read_stream(wire)
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+def free_ports(n):
+    """Ports that were free a moment ago."""
+    sockets = [socket.socket() for _ in range(n)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def is_sanitized(program):
+    """Whether it was built with AddressSanitizer, whose quarantine makes memory look used."""
+    with open(program, "rb") as file:
+        return b"__asan_init" in file.read()
+
+
+def environment():
+    """Sanitizers stop at the first error, and keep little of what was freed."""
+    env = dict(os.environ, UCX_ERROR_SIGNALS="")
+    env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "detect_leaks=0") + ":quarantine_size_mb=4:malloc_context_size=5"
+    env["UBSAN_OPTIONS"] = "halt_on_error=1:print_stacktrace=1"
+    return env
+
+
+def parse_metrics(text):
+    """{series: value} of a text exposition, and {family: type}."""
+    series, types = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            types[name] = kind
+        elif line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            series[name] = float(value)
+    return series, types
+
+
+class Process:
+    """One process of a cluster, seen from outside."""
+
+    def __init__(self, name, pid, address):
+        self.name, self.pid, self.address = name, pid, address
+
+    def metrics(self):
+        answer = get(self.address, "/metrics")
+        check(f"/metrics of {self.name}", answer.status, 200)
+        return parse_metrics(answer.body.decode())[0]
+
+    def metric(self, name):
+        return sum(value for series, value in self.metrics().items() if series.split("{")[0] == name)
+
+    def rss_bytes(self):
+        with open(f"/proc/{self.pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def descriptors(self):
+        """What each open descriptor is, without the numbers of sockets and files."""
+        kinds = []
+        for fd in os.listdir(f"/proc/{self.pid}/fd"):
+            with contextlib.suppress(OSError):
+                kinds.append(re.sub(r"\[\d+\]", "", os.readlink(f"/proc/{self.pid}/fd/{fd}")))
+        return sorted(kinds)
+
+    def alive(self):
+        try:
+            with open(f"/proc/{self.pid}/stat", encoding="ascii") as file:
+                return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
+
+# Gauges that must return to what they were: whatever is held for a request.
+HELD = re.compile(r"baton_(ledger_items\{|requests_(queued|running)|batch_rows|transfers_in_flight|"
+                  r"http_(live_requests|live_streams|pending_output_bytes|body_bytes)|.*requests_live)")
+
+
+class Cluster:
+    """A router and its nodes, started by scripts/cluster on free ports."""
+
+    def __init__(self, build, layout="split", prefill=1, decode=1, engine="sim", script=None, extra=(), model=TINY,
+                 host="127.0.0.1"):
+        self.build, self.layout, self.model, self.engine = build, layout, model, engine
+        self.folder = tempfile.mkdtemp(prefix="cases-")
+        self.n_prefill = prefill if layout == "split" else 0
+        self.n_decode = decode
+        options = [f"router:--local-prefill={'never' if layout == 'split' else 'auto'}"]
+        if engine == "sim":
+            options += ["node:--sim-page-bytes=8192", "node:--sim-tail-bytes=16384", "node:--sim-step=1",
+                        f"node:--sim-vocab={vocabulary(model)}"]
+        if script is not None:
+            path = os.path.join(self.folder, "script")
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(entry) + "\n" for entry in script)
+            options.append(f"node:--script={path}")
+        self.options = [*options, *extra]
+        self.address = (host, 0)
+        self.sanitized = is_sanitized(os.path.join(build, "decode", "baton-decode"))
+
+    def tool(self, *arguments, timeout=90):
+        return subprocess.run([sys.executable, os.path.join(TOP, "scripts", "cluster"), "--dir", self.folder, *arguments],
+                              capture_output=True, text=True, timeout=timeout, env=environment(), check=False)
+
+    def up_arguments(self, port, join_port):
+        arguments = ["up", "--quiet", "--build", self.build, "--engine", self.engine, "--model", self.model,
+                     "--prefill", str(self.n_prefill), "--decode", str(self.n_decode), "--timeout", "60",
+                     "--port", str(port), "--join-port", str(join_port)]
+        for option in self.options:
+            arguments += ["--extra", option]
+        return arguments
+
+    def __enter__(self):
+        problem = ""
+        for _ in range(3):  # another process may take a port between our look and the router's
+            port, join_port = free_ports(2)
+            done = self.tool(*self.up_arguments(port, join_port))
+            if done.returncode == 0:
+                self.address = (self.address[0], port)
+                self.find()
+                return self
+            problem = done.stdout + done.stderr
+            if "in use" not in problem:
+                break
+        log = self.log()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        raise Wrong(f"the cluster did not start: {problem}\n{log[-3000:]}")
+
+    def __exit__(self, *_):
+        self.tool("down")
+        self.last_log = self.log()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self):
+        try:
+            with open(os.path.join(self.folder, "log"), encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def supervisor(self, request):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(os.path.join(self.folder, "control"))
+            client.sendall(json.dumps(request).encode() + b"\n")
+            data = b""
+            while not data.endswith(b"\n"):
+                piece = client.recv(65536)
+                if not piece:
+                    break
+                data += piece
+        return json.loads(data)
+
+    def pids(self):
+        return {p["name"]: p["pid"] for p in self.supervisor({"do": "status"})["processes"]}
+
+    def workers(self):
+        answer = get(self.address, "/workers", self.keys())
+        check("/workers", answer.status, 200)
+        return answer.json()["workers"]
+
+    def keys(self):
+        for option in self.options:
+            if option.startswith("router:--api-key="):
+                return {"Authorization": "Bearer " + option.partition("=")[2]}
+        return {}
+
+    def find(self):
+        """Looks up pids and HTTP addresses of all processes."""
+        pids = self.pids()
+        self.processes = {"router": Process("router", pids["router"], self.address)}
+        for worker in self.workers():
+            host, _, port = worker["http"].rpartition(":")
+            address = (host.strip("[]"), int(port))
+            self.processes[worker["id"]] = Process(worker["id"], pids[worker["id"]], address)
+        return self.processes
+
+    @property
+    def router(self):
+        return self.processes["router"]
+
+    @property
+    def nodes(self):
+        return [p for name, p in self.processes.items() if name != "router"]
+
+    def decode(self, i=0):
+        return self.processes[f"decode-{i}"]
+
+    def prefill(self, i=0):
+        return self.processes[f"prefill-{i}"]
+
+    # ---- requests
+
+    def ask(self, method, path, body=None, headers=(), timeout=30.0):
+        return ask(self.address, method, path, body, {**self.keys(), **dict(headers)}, timeout)
+
+    def post(self, path, body, headers=(), timeout=30.0):
+        return self.ask("POST", path, body, headers, timeout)
+
+    def stream(self, path, body, headers=(), timeout=30.0):
+        return post_stream(self.address, path, body, {**self.keys(), **dict(headers)}, timeout)
+
+    def chat(self, content="hello", timeout=30.0, **fields):
+        """A chat request of one user message, or of the messages given."""
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields}, timeout=timeout)
+
+    def chat_stream(self, content="hello", timeout=30.0, **fields):
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        return self.stream("/v1/chat/completions", {"messages": messages, **fields}, timeout=timeout)
+
+    def good_chat(self, content="hello", **fields):
+        answer = self.chat(content, **fields)
+        check(f"status of a chat ({answer.body!r:.300})", answer.status, 200)
+        return answer.json()
+
+    def refused(self, path, body, status=400, code=None, param=None):
+        """The request is refused alike with and without stream; returns the error."""
+        answers = [self.post(path, body)]
+        if isinstance(body, dict):
+            answers.append(self.stream(path, body))
+        for answer in answers:
+            need(isinstance(answer, Answer), "a stream began where an error was due", body)
+            check(f"status of {encode(body)!r:.200} ({answer.body!r:.200})", answer.status, status)
+            error = answer.error()
+            if code is not None:
+                check(f"code for {encode(body)!r:.200}", error["code"], code)
+            if param is not None:
+                check(f"param for {encode(body)!r:.200}", error["param"], param)
+        return error
+
+    def tokens(self, **body):
+        answer = self.post("/tokenize", body)
+        check(f"/tokenize of {encode(body)!r:.200} ({answer.body!r:.200})", answer.status, 200)
+        return answer.json()["tokens"]
+
+    # ---- what must not change
+
+    def held(self):
+        """{process: {gauge: value}} of everything that is held for requests."""
+        found = {}
+        for process in self.processes.values():
+            found[process.name] = {k: v for k, v in process.metrics().items() if HELD.match(k)}
+            # the request that asks is one, on its own connection
+            for key in found[process.name]:
+                if key.startswith("baton_http_live_requests"):
+                    found[process.name][key] -= 1
+        return found
+
+    def pages_listed(self):
+        """What /debug/pages of each node lists as not free."""
+        token = next((o.partition("=")[2] for o in self.options if o.startswith("node:--cluster-token=")), None)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return {node.name: list(rows_of(get(node.address, "/debug/pages", headers).json())) for node in self.nodes}
+
+    def baseline(self):
+        return Baseline(self)
+
+
+def rows_of(value):
+    """Every object with a state in a listing, whatever it is nested in."""
+    if isinstance(value, dict):
+        if "state" in value and "owner" in value:
+            yield value
+        for member in value.values():
+            yield from rows_of(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from rows_of(member)
+
+
+class Baseline:
+    """What a cluster held when it was idle, to be compared after each case."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.pids = cluster.pids()
+        wait_for("an idle cluster", lambda: not self.busy(), 10)
+        self.held = cluster.held()
+        self.descriptors = {p.name: p.descriptors() for p in cluster.processes.values()}
+        self.rss = {p.name: p.rss_bytes() for p in cluster.processes.values()}
+        # Sanitizers never give small blocks back; a release build's allocator keeps some too.
+        self.rss_slack = (96 if cluster.sanitized else 24) << 20
+
+    def busy(self):
+        return [row for rows in self.cluster.pages_listed().values() for row in rows]
+
+    def difference(self):
+        """Texts of what differs; empty when all is as before."""
+        found = []
+        for name, gauges in self.cluster.held().items():
+            for key in sorted(set(gauges) | set(self.held[name])):
+                if gauges.get(key) != self.held[name].get(key):
+                    found.append(f"{name} {key}: was {self.held[name].get(key)}, is {gauges.get(key)}")
+        for row in self.busy():
+            found.append(f"not free: {row}")
+        for process in self.cluster.processes.values():
+            now, before = process.descriptors(), list(self.descriptors[process.name])
+            added = list(now)
+            for kind in before:
+                if kind in added:
+                    added.remove(kind)
+            if added:
+                found.append(f"{process.name} has new descriptors: {added}")
+        return found
+
+    def check(self, seconds=4.0):
+        pids = self.cluster.pids()
+        check("pids", pids, self.pids)
+        deadline = time.monotonic() + seconds * PATIENCE
+        while True:
+            found = self.difference()
+            if not found:
+                break
+            if time.monotonic() > deadline:
+                raise Wrong("not back at the baseline:\n  " + "\n  ".join(found[:30]))
+            time.sleep(0.1)
+        for process in self.cluster.processes.values():
+            grown = process.rss_bytes() - self.rss[process.name]
+            need(grown <= self.rss_slack, f"{process.name} has grown by {grown >> 20} MiB")
+        answer = self.cluster.chat("A plain request.", max_tokens=4)
+        check(f"a plain request afterwards ({answer.body!r:.200})", answer.status, 200)
+        wait_for("an idle cluster after the plain request", lambda: not self.difference(), 4)
+
+
+def vocabulary(model):
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        return json.load(file)["vocab_size"]
+
+
+class Tokenizer:
+    """Ids of texts, by the tokenizer of the router as a filter; for scripts that must be there before it runs."""
+
+    def __init__(self, build, model=TINY):
+        self.argv = [os.path.join(build, "tests", "model", "tokenize_tool"), os.path.join(model, "tokenizer.json")]
+
+    def ids(self, *texts):
+        lines = "".join(json.dumps(text) + "\n" for text in texts)
+        done = subprocess.run(self.argv, input=lines, capture_output=True, text=True, timeout=60, check=True,
+                              env=environment())
+        return [[int(i) for i in line.split()] for line in done.stdout.splitlines()]
+
+
+def scripted(tokenizer, outputs, **common):
+    """Entries of a script: {key: text or ids}. A prompt that has the six digits of the key gets the output. Digits
+    are split by threes before anything else, so their ids are the same in every context."""
+    keys = tokenizer.ids(*(digits(key) for key in outputs))
+    texts = iter(tokenizer.ids(*(o for o in outputs.values() if isinstance(o, str))) if any(
+        isinstance(o, str) for o in outputs.values()) else [])
+    return [{"when_ids": key, "ids": next(texts) if isinstance(output, str) else output, **common}
+            for key, output in zip(keys, outputs.values())]
+
+
+def digits(key):
+    """Six digits for a short name, the same in every run."""
+    value = 7
+    for letter in key:
+        value = (value * 131 + ord(letter)) % 899999
+    return str(100000 + value)
+
+
+# ------------------------------------------------------------------------------------------------ load
+
+
+def together(jobs, n=None):
+    """Runs all jobs at once (or n at a time) in threads; their results in order. The first error is raised."""
+    results, errors = [None] * len(jobs), []
+    todo = iter(range(len(jobs)))
+    lock = threading.Lock()
+
+    def work():
+        while True:
+            with lock:
+                i = next(todo, None)
+            if i is None:
+                return
+            try:
+                results[i] = jobs[i]()
+            except BaseException as problem:  # pylint: disable=broad-except
+                errors.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(n or len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+# ------------------------------------------------------------------------------------------------ running cases
+
+
+class Suite:
+    """The cases of one file, run on clusters that they share."""
+
+    def __init__(self):
+        self.groups = []
+        self.alone = []
+
+    def cluster(self, layouts=("split", "lone"), **options):
+        """A decorator's maker: cases of it run on one cluster a layout. options: of Cluster; `script` may be a
+        function of the build folder."""
+        group = {"layouts": layouts, "options": options, "cases": []}
+        self.groups.append(group)
+
+        def case(name):
+            def keep(function):
+                group["cases"].append((name, function))
+                return function
+            return keep
+
+        return case
+
+    def case(self, name):
+        """A case that starts what it needs by itself: function(build)."""
+        def keep(function):
+            self.alone.append((name, function))
+            return function
+        return keep
+
+    def main(self):
+        build, wanted = os.path.abspath(sys.argv[1]), sys.argv[2:]
+        self.n, self.failed = 0, 0
+        layouts = os.environ.get("CASES_LAYOUTS", "split,lone").split(",")
+        for name, function in self.alone:
+            if not wanted or name in wanted:
+                self.run(name, "", lambda f=function: f(build))
+        for group in self.groups:
+            cases = [(n, f) for n, f in group["cases"] if not wanted or n in wanted]
+            for layout in group["layouts"]:
+                if cases and layout in layouts:
+                    self.run_group(build, layout, group["options"], cases)
+        print(f"1..{self.n}", flush=True)
+        sys.exit(1 if self.failed else 0)
+
+    def run_group(self, build, layout, options, cases):
+        options = dict(options)
+        if callable(options.get("script")):
+            options["script"] = options["script"](build)
+        cluster = Cluster(build, layout, **options)
+        try:
+            with cluster:
+                warm(cluster)
+                baseline = cluster.baseline()
+                for name, function in cases:
+                    self.run(name, layout, lambda f=function: (f(cluster), baseline.check()), cluster)
+        except (Wrong, OSError, subprocess.SubprocessError) as problem:
+            self.tell(False, ",".join(n for n, _ in cases), layout, 0.0, str(problem))
+        for line in getattr(cluster, "last_log", "").splitlines():
+            if "Sanitizer" in line or "runtime error:" in line or "assertion" in line.lower():
+                self.tell(False, "log", layout, 0.0, line)
+                break
+
+    def run(self, name, layout, function, cluster=None):
+        start, problem = time.monotonic(), None
+        try:
+            function()
+        except Skip as reason:
+            self.n += 1
+            print(f"ok {self.n} - {name} {layout} # SKIP {reason}", flush=True)
+            return
+        except Exception as error:  # pylint: disable=broad-except
+            where = traceback.extract_tb(error.__traceback__)
+            lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in where if "/cases/" in f.filename]
+            problem = f"{type(error).__name__} at {' '.join(lines[-4:])}: {error}"
+            if cluster is not None:
+                lines = 400 if os.environ.get("CASES_VERBOSE") else 12
+                problem += "\nlog:\n" + "\n".join(cluster.log().splitlines()[-lines:])
+        self.tell(problem is None, name, layout, time.monotonic() - start, problem)
+
+    def tell(self, good, name, layout, seconds, problem):
+        self.n += 1
+        self.failed += not good
+        print(f"{'ok' if good else 'not ok'} {self.n} - {name} {layout} ({seconds:.1f} s)", flush=True)
+        for line in (problem or "").splitlines():
+            print("# " + line, flush=True)
+
+
+def warm(cluster):
+    """One request of each kind, so that what is made once is made before the baseline."""
+    for _ in range(2):
+        cluster.good_chat("A plain request.", max_tokens=4)
+        stream = cluster.chat_stream("A plain request.", max_tokens=4, stream_options={"include_usage": True})
+        need(isinstance(stream, Stream), "a stream", stream)
+        cluster.tokens(prompt="warm")
+
+
+def kill(pid, number=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
