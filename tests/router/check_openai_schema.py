@@ -146,4 +146,5 @@ def main():
     return wrong != 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
