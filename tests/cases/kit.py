@@ -59,6 +59,22 @@ def wait_for(what, condition, seconds=5.0, every=0.02):
         time.sleep(every)
 
 
+# ------------------------------------------------------------------------------------------------ OpenAI's shapes
+
+sys.path.insert(0, os.path.join(TOP, "tests", "router"))
+from check_openai_schema import breaches  # noqa: E402  pylint: disable=wrong-import-position
+
+with open(os.path.join(TOP, "tests", "router", "openai_schema.json"), encoding="utf-8") as _file:
+    SHAPES = json.load(_file)["$defs"]
+
+
+def has_shape(value, name):
+    """Every answer goes through here, so that each case also tests the shape of what it gets."""
+    found = list(breaches(value, SHAPES[name], SHAPES))
+    need(not found, f"not a {name}: {found[:6]}", value)
+    return value
+
+
 # ------------------------------------------------------------------------------------------------ HTTP
 
 
@@ -81,14 +97,7 @@ class Answer:
     def error(self):
         """The error object, checked: OpenAI's nested form, with all four members."""
         check("content type of an error", self.header("content-type"), "application/json")
-        whole = self.json()
-        check("members of an error answer", list(whole), ["error"])
-        error = whole["error"]
-        check("members of an error", sorted(error), ["code", "message", "param", "type"])
-        need(isinstance(error["message"], str) and error["message"], "an error needs a message", error)
-        need(isinstance(error["type"], str) and isinstance(error["code"], str), "type and code are texts", error)
-        need(error["param"] is None or isinstance(error["param"], str), "param is text or null", error)
-        return error
+        return has_shape(self.json(), "Error")["error"]
 
     def __repr__(self):
         return f"<{self.status} {dict(self.headers)} {self.body[:400]!r}>"
@@ -250,15 +259,19 @@ class Stream:
         finished, begun = {}, set()
         for at, event in enumerate(self.events):
             check("object", event["object"], object_name)
+            if kind == "chat":
+                has_shape(event, "ChatChunkWithUsage" if include_usage else "ChatChunk")
+            else:
+                has_shape(event if include_usage else {**event, "usage": None}, "CompletionChunkWithUsage")
             is_last = at == len(self.events) - 1
             if include_usage and is_last:
                 check("choices of the chunk with usage", event["choices"], [])
                 self.check_usage(event["usage"])
                 continue
             if include_usage:
-                need("usage" in event and event["usage"] is None, "usage is null until the last chunk", event)
+                need(event["usage"] is None, "usage is null until the last chunk", event)
             else:
-                need("usage" not in event or event["usage"] is None, "usage that was not asked for", event)
+                need("usage" not in event, "usage that was not asked for", event)
             need(event["choices"], "a chunk without choices that brings no usage", event)
             for choice in event["choices"]:
                 index = choice["index"]
@@ -600,7 +613,18 @@ class Cluster:
     def good_chat(self, content="hello", **fields):
         answer = self.chat(content, **fields)
         check(f"status of a chat ({answer.body!r:.300})", answer.status, 200)
-        return answer.json()
+        return has_shape(answer.json(), "Chat")
+
+    def good_completion(self, prompt, **fields):
+        answer = self.post("/v1/completions", {"prompt": prompt, **fields})
+        check(f"status of a completion ({answer.body!r:.300})", answer.status, 200)
+        return has_shape(answer.json(), "Completion")
+
+    def good_stream(self, content="hello", n=1, **fields):
+        """A chat stream, checked whole; usage is asked for."""
+        stream = self.chat_stream(content, stream_options={"include_usage": True}, n=n, **fields)
+        need(isinstance(stream, Stream), "a stream", stream)
+        return stream.check("chat", n, include_usage=True)
 
     def refused(self, path, body, status=400, code=None, param=None):
         """The request is refused alike with and without stream; returns the error."""
