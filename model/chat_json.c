@@ -99,30 +99,25 @@ static enum status read_part(struct reader *r, const struct json *part, size_t p
     return STATUS_OK;
 }
 
-static enum status join_parts(struct reader *r, const struct json *parts, const char *between,
-                              struct chat_text *ret)
+static enum status join_parts(struct reader *r, const struct json *parts, struct chat_text *ret)
 {
-    size_t n = json_array_n(parts), total = 0, between_bytes = strlen(between);
+    size_t n = json_array_n(parts), total = 0;
     struct chat_text text;
     for (size_t i = 0; i < n; i++) {
         enum status status = read_part(r, json_array_at(parts, i), i, &text);
         if (status == STATUS_OK) {
-            status = count_text(r, text.bytes + between_bytes);
+            status = count_text(r, text.bytes);
         }
         if (status != STATUS_OK) {
             return status;
         }
-        total += text.bytes + between_bytes;
+        total += text.bytes;
     }
     char *joined = arena_try_alloc(r->arena, total + 1), *to = joined;
     if (joined == NULL) {
         return REFUSE(r, STATUS_EXHAUSTED, (r, "messages"), "no memory for the messages");
     }
     for (size_t i = 0; i < n; i++) {
-        if (i > 0) {
-            memcpy(to, between, between_bytes);
-            to += between_bytes;
-        }
         enum status status = read_part(r, json_array_at(parts, i), i, &text);
         if (status != STATUS_OK) {
             return status;
@@ -148,8 +143,8 @@ static enum status read_content(struct reader *r, const struct json *message,
     case JSON_KIND_STRING:
         return read_text(r, message, "content", &ret->content);
     case JSON_KIND_ARRAY:
-        /* the encoding itself says how the parts of a result are joined; others are one text */
-        return join_parts(r, content, ret->role == CHAT_ROLE_TOOL ? "\n\n" : "", &ret->content);
+        /* for any role: parts say the same as their text in one string */
+        return join_parts(r, content, &ret->content);
     default:
         break;
     }
