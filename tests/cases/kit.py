@@ -488,8 +488,7 @@ class Cluster:
         self.n_decode = decode
         options = [f"router:--local-prefill={'never' if layout == 'split' else 'auto'}"]
         if engine == "sim":
-            options += ["node:--sim-page-bytes=8192", "node:--sim-tail-bytes=16384", "node:--sim-step=1",
-                        f"node:--sim-vocab={vocabulary(model)}"]
+            options += ["node:--sim-page-bytes=8192", "node:--sim-tail-bytes=16384", "node:--sim-step=1"]
         if script is not None:
             path = os.path.join(self.folder, "script")
             with open(path, "w", encoding="utf-8") as file:
@@ -733,11 +732,6 @@ class Baseline:
         answer = self.cluster.chat("A plain request.", max_tokens=4)
         check(f"a plain request afterwards ({answer.body!r:.200})", answer.status, 200)
         wait_for("an idle cluster after the plain request", lambda: not self.difference(), 4)
-
-
-def vocabulary(model):
-    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
-        return json.load(file)["vocab_size"]
 
 
 class Tokenizer:
