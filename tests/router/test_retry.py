@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""test_retry: the real router, over HTTP, on decode nodes that fail by a script (scripted_node.c).
+
+    test_retry.py ROUTER SCRIPTED_NODE MODEL
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
+import harness  # noqa: E402
+from harness import check, check_equal, wait_for  # noqa: E402
+
+ROUTER, NODE, MODEL = sys.argv[1:4]
+N_VOCAB = 2560
+BODY = {"prompt": [5, 6, 7], "max_tokens": 40, "temperature": 1, "seed": 11, "ignore_eos": True}
+
+
+class Setup(harness.Cluster):
+    """A router and scripted nodes; nodes is a list of (name, [action...])."""
+
+    def __init__(self, nodes, options=()):
+        self.nodes, self.options = nodes, options
+        self.port, self.join_port = harness.free_ports(2)
+        self.children, self.outputs = [], {}
+
+    def __enter__(self):
+        self.errors = tempfile.TemporaryFile("w+")
+        self.router = subprocess.Popen([ROUTER, "--http-port", str(self.port), "--grpc-port", str(self.join_port),
+                                        "--model", MODEL, "--die-with-parent", *self.options], stderr=self.errors)
+        self.children.append(self.router)
+        try:
+            for name, actions in self.nodes:
+                self.join(name, actions)
+            wait_for("router is up", self.is_up, 30)
+            wait_for("all join", lambda: sum(n["state"] == "ready" for n in self.workers()) == len(self.nodes) or
+                     self.workers(), 30)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def is_up(self):
+        try:
+            return self.get("/healthz")[0] == 200
+        except OSError as problem:
+            return str(problem)
+
+    def join(self, name, actions, vocabulary=N_VOCAB):
+        output = tempfile.TemporaryFile("w+")
+        self.outputs[name] = output
+        child = subprocess.Popen([NODE, name, str(self.join_port), str(vocabulary), *actions], stdout=output,
+                                 stderr=self.errors)
+        self.children.append(child)
+
+    def said(self, name, what):
+        output = self.outputs[name]
+        output.seek(0)
+        return [line for line in map(json.loads, output.read().splitlines()) if what in line]
+
+    def __exit__(self, kind, value, trace):
+        nodes_died = [child.args for child in self.children[1:] if child.poll() is not None]
+        self.router.terminate()
+        try:
+            code = self.router.wait(20)
+        except subprocess.TimeoutExpired:
+            self.router.kill()
+            code = "it did not end"
+        for child in self.children[1:]:
+            child.kill()
+            child.wait()
+        self.errors.seek(0)
+        text = self.errors.read()
+        if kind:
+            print(text[-8000:], file=sys.stderr)
+            return
+        check(not nodes_died, f"a node found something wrong: {text[-3000:]}")
+        check_equal(code, 0, f"exit of the router: {text[-3000:]}")
+
+
+def wanted(n=1):
+    """The texts that nodes give when nothing fails."""
+    with Setup([("a", ["ok"])]) as setup:
+        status, answer = setup.post("/v1/completions", {**BODY, "n": n})
+        check_equal(status, 200, f"status of {answer}")
+        return [choice["text"] for choice in answer["choices"]]
+
+
+def run(setup, n=1):
+    """Streamed and whole, one after the other."""
+    stream = setup.stream("/v1/completions", {**BODY, "n": n, "stream_options": {"include_usage": True}}).rest()
+    check(stream.done, f"no [DONE]: {stream.events[-1:]} {stream.broken}")
+    for i in range(n):
+        check_equal(stream.finish(i), "length", f"finish_reason of {i}")
+    check_equal(stream.usage()["completion_tokens"], 40 * n, "completion_tokens")
+    check_equal(stream.usage()["prompt_tokens"], 3, "prompt_tokens")
+    return [stream.text(i) for i in range(n)]
+
+
+def test_failover(_):
+    """Tokens, then a failure, in every way in which one can come: the text goes on exactly."""
+    texts = wanted(4)
+    check_equal(len(set(texts)), 4, "different texts of 4 samples")
+    for n in (1, 4):
+        for action in ("die:0", "die:1", "die:17", "die:40", "lost:9", "gap:9", "short:9"):
+            with Setup([("a", [action, "ok"])], ["--attempts", "3"]) as setup:
+                check_equal(run(setup, n), texts[:n], f"texts after {action}, n={n}")
+                starts = setup.said("a", "start")
+                check(len(starts) > 1 or action == "die:40", f"{action}: started once")
+                n_before = int(action.split(":")[1])
+                if n == 1 and 0 < n_before < 40:
+                    check_equal([s["generated"] for s in starts], [0, n_before], "n_generated")
+                    check_equal([s["ids"] for s in starts], [3, 3 + n_before], "ids")
+                check_equal(setup.requests(), [], "live requests")
+
+
+def test_attempts(_):
+    with Setup([("a", ["die:0"])], ["--attempts", "3"]) as setup:
+        status, answer = setup.post("/v1/completions", BODY)
+        check_equal((status, answer["error"]["code"]), (503, "attempts_exhausted"), "answer")
+        check_equal(len(setup.said("a", "start")), 3, "starts")
+        check_equal(len({s["attempt"] for s in setup.said("a", "start")}), 3, "attempts")
+    with Setup([("a", ["die:2"])], ["--attempts", "3"]) as setup:
+        stream = setup.stream("/v1/completions", BODY).rest()
+        check(not stream.done and stream.broken, "a failed stream ended as if it were whole")
+        check_equal(stream.events[-1]["error"]["code"], "attempts_exhausted", "last event")
+        check_equal([s["generated"] for s in setup.said("a", "start")], [0, 2, 4], "it went on each time")
+
+
+def test_codes(_):
+    for action, status, code in (("invalid", 400, "invalid_value"), ("long", 400, "context_length_exceeded"),
+                                 ("queue", 504, "queue_timeout"), ("prefill", 504, "prefill_timeout"),
+                                 ("transfer", 504, "transfer_timeout"), ("generation", 504, "generation_timeout"),
+                                 ("broken", 500, "internal_error"), ("full", 429, "queue_full")):
+        with Setup([("a", [action])]) as setup:
+            found, headers, body = setup.request("POST", "/v1/completions", BODY)
+            check_equal((found, json.loads(body)["error"]["code"]), (status, code), f"answer to {action}")
+            check_equal(len(setup.said("a", "start")), 1, f"starts of {action}")
+            if status == 429:
+                check(int(headers["Retry-After"]) >= 1, "Retry-After")
+
+
+def test_full_goes_elsewhere(_):
+    texts = wanted()
+    with Setup([("a", ["full"]), ("b", ["ok"])]) as setup:
+        for _ in range(8):
+            status, answer = setup.post("/v1/completions", BODY)
+            check_equal(status, 200, f"status of {answer}")
+            check_equal(answer["choices"][0]["text"], texts[0], "text")
+        check_equal(len(setup.said("b", "start")), 8, "starts of the node that has room")
+
+
+def test_preempted(_):
+    texts = wanted()
+    with Setup([("a", ["preempt", "preempt", "ok"])], ["--attempts", "1"]) as setup:
+        check_equal(run(setup), texts, "text after two preemptions")
+        check_equal([s["front"] for s in setup.said("a", "start")], [0, 1, 1], "front")
+    with Setup([("a", ["preempt"])], ["--attempts", "1"]) as setup:
+        status, answer = setup.post("/v1/completions", BODY)
+        check_equal((status, answer["error"]["code"]), (503, "attempts_exhausted"), "answer")
+        check_equal(len(setup.said("a", "start")), 3, "starts: the first and two more")
+
+
+def test_elsewhere(_):
+    """What failed on one node goes on at the other, and the same one is not asked again."""
+    texts = wanted()
+    with Setup([("a", ["die:5"]), ("b", ["die:5"])], ["--attempts", "2"]) as setup:
+        stream = setup.stream("/v1/completions", BODY).rest()
+        check(not stream.done, "it can't have ended well")
+        check_equal(stream.text(), texts[0][:len(stream.text())], "text so far")
+        check_equal([len(setup.said(name, "start")) for name in "ab"], [1, 1], "starts")
+
+
+def test_stop_cancels(_):
+    """A stop string in one of several samples ends that one; the last ends the request."""
+    texts = wanted(2)
+    stop = texts[0][6:10]
+    with Setup([("a", ["ok"])]) as setup:
+        _, answer = setup.post("/v1/completions", {**BODY, "n": 2, "stop": [stop]})
+        for text, choice in zip(texts, answer["choices"]):
+            at = text.find(stop)
+            check_equal(choice["text"], text if at < 0 else text[:at], "text")
+            check_equal(choice["finish_reason"], "length" if at < 0 else "stop", "finish_reason")
+        check(setup.said("a", "cancel"), "nothing was cancelled")
+
+
+def test_joining(_):
+    """A second node of the same name, and one of another vocabulary, are refused in words that help."""
+    with Setup([("a", ["ok"])]) as setup:
+        setup.join("a", ["ok"])
+        setup.join("c", ["ok"], vocabulary=1000)
+        setup.outputs["a2"] = setup.outputs["a"]
+        for name, words in (("a", ("is taken by the node at 127.0.0.1:", "needs another --node-id")),
+                            ("c", ("1000 ids", "2560"))):
+            wait_for(f"{name} is refused", lambda n=name: bool(setup.said(n, "closed")) or setup.said(n, "closed"))
+            text = setup.said(name, "closed")[0]["closed"]
+            check(all(word in text for word in words), f"refusal: {text}")
+        check_equal([node["id"] for node in setup.workers()], ["a"], "nodes")
+        check_equal(setup.post("/v1/completions", BODY)[0], 200, "status")
+
+
+if __name__ == "__main__":
+    sys.argv = [sys.argv[0], None, *sys.argv[4:]]
+    harness.main([test_failover, test_attempts, test_codes, test_full_goes_elsewhere, test_preempted, test_elsewhere,
+                  test_stop_cancels, test_joining])
