@@ -80,6 +80,45 @@ static void test_mhc_vector(void **state)
     }
 }
 
+/* With few rounds the order of the two normalisations shows, which twenty hide. */
+static void test_mhc_rounds(void **state)
+{
+    uint64_t seed = 72;
+    for (uint32_t iters = 1; iters <= 4; iters++) {
+        float m[24], base[24], scale[3] = {0.5f, 1.0f, 2.0f}, pre[4], post[4], got[16];
+        double c[4][4];
+        for (int i = 0; i < 24; i++) {
+            m[i] = normal(&seed);
+            base[i] = normal(&seed);
+        }
+        cpu_mhc_split(m, scale, base, iters, 1e-6f, pre, post, got);
+        for (int j = 0; j < 4; j++) {
+            double sum = 0.0;
+            for (int k = 0; k < 4; k++) {
+                c[j][k] = exp((double)m[8 + 4 * j + k] * 2.0 + (double)base[8 + 4 * j + k]);
+                sum += c[j][k];
+            }
+            for (int k = 0; k < 4; k++) {
+                c[j][k] = c[j][k] / sum + 1e-6;
+            }
+        }
+        for (uint32_t pass = 1; pass < 2 * iters; pass++) { /* columns, rows, columns, ... */
+            for (int a = 0; a < 4; a++) {
+                double sum = 1e-6;
+                for (int b = 0; b < 4; b++) {
+                    sum += pass & 1 ? c[b][a] : c[a][b];
+                }
+                for (int b = 0; b < 4; b++) {
+                    *(pass & 1 ? &c[b][a] : &c[a][b]) /= sum;
+                }
+            }
+        }
+        for (int i = 0; i < 16; i++) {
+            assert_close(got[i], c[i / 4][i % 4], 1e-6);
+        }
+    }
+}
+
 struct fixture {
     struct ops_dims d;
     struct ops_device *dev;
@@ -510,10 +549,11 @@ static void test_head(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_functions),   cmocka_unit_test(test_mhc_vector),
-        cmocka_unit_test(test_embed),       cmocka_unit_test(test_mhc),
-        cmocka_unit_test(test_frequencies), cmocka_unit_test(test_project),
-        cmocka_unit_test(test_oproj),       cmocka_unit_test(test_route),
-        cmocka_unit_test(test_experts),     cmocka_unit_test(test_head)};
+        cmocka_unit_test(test_functions),  cmocka_unit_test(test_mhc_vector),
+        cmocka_unit_test(test_mhc_rounds), cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_mhc),        cmocka_unit_test(test_frequencies),
+        cmocka_unit_test(test_project),    cmocka_unit_test(test_oproj),
+        cmocka_unit_test(test_route),      cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_head)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
