@@ -44,7 +44,9 @@ struct peer {
     uint64_t state_ns, put_cost_ns, bandwidth_bytes_per_s;
     char text[256];
     bool greeted, listed;
+    bool refused; /* what it said is wrong: not listened to until the link is dialled anew */
     uint64_t preflight_owner; /* of its slots in the ledger; 0: none */
+    uint64_t forgotten_owner; /* of the last preflight, if its slots were revoked */
     uint32_t preflight_slots[PREFLIGHT_SLOTS], n_preflight_slots;
     uint32_t retry_ms;
     struct loop_timer *timer; /* of the state: preflight's end, or the next try */
@@ -154,6 +156,7 @@ static void preflight_forget(struct peer *peer)
 {
     if (peer->preflight_owner) {
         if (landing_revoke(peer->peers->options.landing, peer->preflight_owner)) {
+            peer->forgotten_owner = peer->preflight_owner;
             peer_note_undrained(peer, peer->preflight_owner);
         }
         peer->preflight_owner = 0;
@@ -192,6 +195,9 @@ static void peer_timer(void *cookie)
         preflight_start(peer); /* there was no free slot */
     } else if (peer->state == PEER_FAILED && peer->greeted) {
         preflight_start(peer);
+    } else if (peer->refused) {
+        peer->refused = false;
+        link_reset(peer->link);
     }
 }
 
@@ -199,6 +205,12 @@ static void preflight_start(struct peer *peer)
 {
     struct peers *peers = peer->peers;
     peer_set_state(peer, PEER_PREFLIGHT, "preflight");
+    if (peer->forgotten_owner) {
+        /* A pair that fails over and over may not use up the landing area of the others: it gets
+         * the slots back that its last preflight left revoked. */
+        landing_drained(peers->options.landing, peer->forgotten_owner);
+        peer->forgotten_owner = 0;
+    }
     peer->preflight_owner = ++peers->next_preflight_owner;
     peer->n_preflight_slots = landing_grant(peers->options.landing, peer->preflight_owner,
                                             PREFLIGHT_SLOTS, peer->preflight_slots);
@@ -263,15 +275,27 @@ static bool preflight_right(struct peer *peer, const Baton__FromPrefill__Preflig
     return true;
 }
 
+static void preflight_return(struct peer *peer)
+{
+    struct landing *landing = peer->peers->options.landing;
+    for (uint32_t i = 0; i < peer->n_preflight_slots; i++) {
+        if (landing_land(landing, peer->preflight_slots[i], peer->preflight_owner)) {
+            landing_release(landing, peer->preflight_slots[i]);
+        }
+    }
+    peer->preflight_owner = 0;
+    peer->n_preflight_slots = 0;
+}
+
 static void preflight_arrived(struct peer *peer, const Baton__FromPrefill__Preflight *preflight)
 {
-    struct peers *peers = peer->peers;
     char text[256];
     bool ok = false;
     if (peer->state != PEER_PREFLIGHT || !peer->preflight_owner) {
         return;
     }
     loop_timer_disarm(peer->timer);
+    /* It answers when its puts have ended, well or not: nothing more is written. */
     if (preflight->error[0]) {
         snprintf(text, sizeof(text), "%s", preflight->error);
     } else if (preflight->region != 0) {
@@ -280,6 +304,7 @@ static void preflight_arrived(struct peer *peer, const Baton__FromPrefill__Prefl
     } else {
         ok = preflight_right(peer, preflight, text, sizeof(text));
     }
+    preflight_return(peer);
     Baton__ToPrefill__Verified verified = BATON__TO_PREFILL__VERIFIED__INIT;
     Baton__ToPrefill message = BATON__TO_PREFILL__INIT;
     verified.ok = ok;
@@ -294,13 +319,6 @@ static void preflight_arrived(struct peer *peer, const Baton__FromPrefill__Prefl
         pair_fail(peer, text);
         return;
     }
-    for (uint32_t i = 0; i < peer->n_preflight_slots; i++) {
-        if (landing_land(peers->options.landing, peer->preflight_slots[i], peer->preflight_owner)) {
-            landing_release(peers->options.landing, peer->preflight_slots[i]);
-        }
-    }
-    peer->preflight_owner = 0;
-    peer->n_preflight_slots = 0;
     peer->retry_ms = 0;
     peer->put_cost_ns = preflight->put_cost_ns;
     peer->bandwidth_bytes_per_s = preflight->bandwidth_bytes_per_s;
@@ -315,6 +333,7 @@ static void preflight_arrived(struct peer *peer, const Baton__FromPrefill__Prefl
 static void link_opened(void *cookie, struct link *link)
 {
     struct peer *peer = cookie;
+    peer->refused = false;
     struct peers *peers = peer->peers;
     struct landing *landing = peers->options.landing;
     size_t rkey_bytes;
@@ -368,6 +387,9 @@ static void link_message(void *cookie, struct link *link, const uint8_t *bytes, 
 {
     struct peer *peer = cookie;
     struct error err = {""};
+    if (peer->refused) {
+        return;
+    }
     struct arena *arena = arena_create(MESSAGE_ARENA_BYTES);
     ProtobufCMessage *unpacked;
     enum status status =
@@ -400,11 +422,11 @@ refuse:
     arena_free(arena);
     bool had = peer->greeted;
     peer->greeted = false;
-    pair_fail(peer, err.text);
+    peer->refused = true;
+    pair_fail(peer, err.text); /* its timer dials anew: later with each failure */
     if (had) {
         peer->peers->events->lost(peer->peers->cookie, peer, err.text);
     }
-    link_reset(link);
 }
 
 static void link_lost(void *cookie, struct link *link, enum status status, const char *text)
