@@ -1,0 +1,63 @@
+/* tests/handoff/fake.h - a prefill node that the test plays itself, and that lies on request.
+ *
+ * Made of rpc/ and transport/ alone: it answers the hello and the preflight as it should and then,
+ * for each Run, does what its mode says. MODE_GOOD is the control: if that one did not come
+ * through, no failure of the others would mean anything.
+ */
+#ifndef BATON_TESTS_HANDOFF_FAKE_H
+#define BATON_TESTS_HANDOFF_FAKE_H
+
+#include "cluster.h"
+
+enum fake_mode {
+    MODE_GOOD,
+    MODE_WRONG_CHECKSUM,
+    MODE_TORN,            /* the slot holds other bytes than were summed: a stale or torn write */
+    MODE_OTHER_PROMPT,    /* right sums, the pages of somebody else */
+    MODE_SLOT_OF_OTHERS,  /* a slot that was not granted */
+    MODE_SLOT_TWICE,      /* a slot that was used before */
+    MODE_SLOT_RUN_HUGE,   /* runs that count to the end of the numbers */
+    MODE_SLOT_RUN_ODD,    /* half a run */
+    MODE_FEW_SLOTS,       /* fewer slots than bytes */
+    MODE_GAP,             /* the second page first */
+    MODE_OVERLAP,         /* a page twice */
+    MODE_TOO_MANY_PAGES,  /* more than the prompt has */
+    MODE_NO_PAGES,        /* a parcel of nothing */
+    MODE_SEQ_GAP,         /* parcels out of number */
+    MODE_TAIL_LONG,       /* a tail of another size */
+    MODE_TAIL_OFFSET,     /* the end of the tail first */
+    MODE_KIND_UNKNOWN,    /* neither pages nor tail */
+    MODE_LAYERS,          /* a layer group where whole pages are agreed */
+    MODE_DONE_AFTER_HALF, /* First and Done, pages missing */
+    MODE_DONE_NO_TAIL,
+    MODE_DONE_NO_FIRST,
+    MODE_DONE_COUNT,    /* says another number of parcels */
+    MODE_FIRST_SAMPLES, /* tokens for more samples than were asked for */
+    MODE_FIRST_VOCABULARY,
+    MODE_FIRST_TWICE,
+    MODE_PARCEL_UNASKED,  /* before any slot was granted */
+    MODE_FAILED_HALF_WAY, /* gives up after half the pages, with its reason */
+    MODE_FAILED_ODD_CODE,
+    MODE_SILENT,   /* nothing after the Run */
+    MODE_STARTED,  /* begins to compute, and nothing more */
+    MODE_COMPUTED, /* has computed, and nothing more */
+    MODE_LATE,     /* sends everything when the Cancel has come */
+    MODE_GARBAGE,  /* bytes that are no message */
+    MODE_HELLO_TWICE,
+    /* of the pair, not of a transfer */
+    MODE_HELLO_FINGERPRINT,
+    MODE_HELLO_INCARNATION,
+    MODE_PATTERN,
+    MODE_PREFLIGHT_SLOTS,
+};
+
+extern enum fake_mode fake_mode;
+extern uint32_t fake_n_runs, fake_n_links, fake_n_cancels;
+
+/* Opens the transport and adds Prefill.Serve to the server: give it to cluster_streams. */
+void fake_streams(void);
+void fake_close(void);
+
+struct transport *fake_transport(void);
+
+#endif
