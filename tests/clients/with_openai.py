@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""with_openai.py --url URL: the surface as OpenAI's own SDK sees it, against a running cluster.
+
+Says nothing about what the model writes: shapes, counts, ends and errors. Exit 0, 1, or 77 without the SDK.
+"""
+import argparse
+import sys
+
+try:
+    import openai
+except ImportError:
+    print("openai is not installed")
+    sys.exit(77)
+
+TOOL = {"type": "function", "function": {
+    "name": "add", "description": "adds two numbers",
+    "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}}}
+HI = [{"role": "user", "content": "Say hello."}]
+
+
+def models(client):
+    listed = client.models.list().data
+    assert listed and listed[0].object == "model", listed
+    assert client.models.retrieve(listed[0].id).id == listed[0].id
+    return listed[0].id
+
+
+def chat(client, model):
+    answer = client.chat.completions.create(model=model, messages=HI, max_tokens=8, temperature=0)
+    choice = answer.choices[0]
+    assert answer.object == "chat.completion" and choice.index == 0 and choice.message.role == "assistant"
+    assert choice.finish_reason in ("stop", "length"), choice.finish_reason
+    usage = answer.usage
+    assert 1 <= usage.completion_tokens <= 8 and usage.prompt_tokens > 0
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    return answer
+
+
+def stream(client, model, whole):
+    content, reasoning, ids, finishes, usages = "", "", set(), [], []
+    for i, chunk in enumerate(client.chat.completions.create(
+            model=model, messages=HI, max_tokens=8, temperature=0, stream=True,
+            stream_options={"include_usage": True})):
+        ids.add((chunk.id, chunk.created, chunk.model))
+        if chunk.usage is not None:
+            usages.append(chunk.usage)
+            assert chunk.choices == []
+            continue
+        delta = chunk.choices[0].delta
+        if i == 0:
+            assert delta.role == "assistant" and delta.content == "", delta
+        content += delta.content or ""
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        if chunk.choices[0].finish_reason:
+            finishes.append(chunk.choices[0].finish_reason)
+    message = whole.choices[0].message
+    assert len(ids) == 1, ids
+    assert finishes == [whole.choices[0].finish_reason], finishes
+    assert len(usages) == 1 and usages[0].completion_tokens == whole.usage.completion_tokens
+    assert usages[0].prompt_tokens == whole.usage.prompt_tokens
+    assert content == (message.content or ""), (content, message.content)
+    assert reasoning == (getattr(message, "reasoning_content", None) or "")
+
+
+def completions(client, model):
+    answer = client.completions.create(model=model, prompt=["Once", "The end"], n=2, max_tokens=4, temperature=0,
+                                       logprobs=2, seed=1)
+    assert [c.index for c in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text == answer.choices[1].text  # greedy: both choices of one prompt
+    for choice in answer.choices:
+        n = len(choice.logprobs.tokens)
+        assert n == len(choice.logprobs.token_logprobs) == len(choice.logprobs.text_offset)
+        assert all(p <= 0 for p in choice.logprobs.token_logprobs)
+        if not any(t.startswith("bytes:") for t in choice.logprobs.tokens):
+            assert "".join(choice.logprobs.tokens).startswith(choice.text)
+    text = ""
+    for chunk in client.completions.create(model=model, prompt="Once", max_tokens=4, temperature=0, stream=True):
+        text += chunk.choices[0].text
+    assert text == answer.choices[0].text, (text, answer.choices[0].text)
+    echoed = client.completions.create(model=model, prompt="Once", max_tokens=4, temperature=0, echo=True)
+    assert echoed.choices[0].text == "Once" + text
+
+
+def chat_logprobs(client, model):
+    answer = client.chat.completions.create(model=model, messages=HI, max_tokens=4, temperature=0, logprobs=True,
+                                            top_logprobs=3)
+    for token in answer.choices[0].logprobs.content:
+        assert len(token.top_logprobs) == 3
+        best = token.top_logprobs[0]  # greedy takes the best
+        assert token.logprob == best.logprob and token.token == best.token
+
+
+def tools(client, model):
+    answer = client.chat.completions.create(
+        model=model, messages=HI, tools=[TOOL], max_tokens=64, temperature=0,
+        tool_choice={"type": "function", "function": {"name": "add"}})
+    choice = answer.choices[0]
+    calls = choice.message.tool_calls
+    assert calls and calls[0].function.name == "add" and calls[0].type == "function" and calls[0].id
+    assert choice.finish_reason in ("tool_calls", "length")
+    names, arguments = [], ""
+    for chunk in client.chat.completions.create(
+            model=model, messages=HI, tools=[TOOL], max_tokens=64, temperature=0, stream=True,
+            tool_choice={"type": "function", "function": {"name": "add"}}):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            if call.index == 0:
+                names += [call.function.name] if call.function.name else []
+                arguments += call.function.arguments or ""
+    assert names == ["add"], names
+    assert arguments == calls[0].function.arguments, (arguments, calls[0].function.arguments)
+
+
+def errors(client, model):
+    for arguments, kind, param in [
+            ({"temperature": 3}, openai.BadRequestError, "temperature"),
+            ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+            ({"stop": [""]}, openai.BadRequestError, "stop.0"),
+            ({"model": "no-such-model"}, openai.NotFoundError, "model"),
+            ({"messages": []}, openai.BadRequestError, "messages")]:
+        for streamed in (False, True):
+            try:
+                client.chat.completions.create(**{"model": model, "messages": HI, "stream": streamed, **arguments})
+            except kind as error:
+                assert error.param == param and error.code and error.type == "invalid_request_error", error
+            else:
+                raise AssertionError(f"{arguments} was taken")
+
+
+def timeouts(client, model):
+    """A client that gives up is gone: what comes after it is served."""
+    impatient = client.with_options(timeout=0.001, max_retries=0)
+    try:
+        impatient.chat.completions.create(model=model, messages=HI, max_tokens=512)
+    except openai.APITimeoutError:
+        pass
+    else:
+        raise AssertionError("an answer within a millisecond")
+    chat(client, model)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--url", required=True, help="of the router, http://HOST:PORT")
+    args = parser.parse_args()
+    client = openai.OpenAI(base_url=args.url + "/v1", api_key="none", max_retries=0, timeout=60)
+    model = models(client)
+    whole = chat(client, model)
+    steps = {"stream": lambda: stream(client, model, whole), "completions": lambda: completions(client, model),
+             "logprobs": lambda: chat_logprobs(client, model), "tools": lambda: tools(client, model),
+             "errors": lambda: errors(client, model), "timeouts": lambda: timeouts(client, model)}
+    failed = 0
+    for name, step in steps.items():
+        try:
+            step()
+            print(f"{name}: ok")
+        except Exception as error:  # a step that fails says so, and the others still run
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}")
+    print(f"openai {openai.__version__}: {len(steps) + 2 - failed} of {len(steps) + 2} passed")
+    return failed != 0
+
+
+sys.exit(main())
