@@ -140,7 +140,7 @@ def main():
     put('copy, served, top-k off', copying(m, probes, dense(SERVED), a.probes))
     if a.params:
         for k, w in torch.load(a.params, map_location=a.device)['params'].items():
-            m.p[k].copy_(w.detach())
+            m.p[k].copy_(w)
         b, acc = bits(m, sets, lengths, EXACT, a.rows)
         put('bits per byte, fp32 weights', b)
         put('mtp acceptance, fp32 weights', acc)

@@ -167,7 +167,7 @@ def main():
         ck = torch.load(sys.argv[1], map_location='cpu')
         m, data, out = Model(ck['config']), sys.argv[2], sys.argv[3]
         for k, w in ck['params'].items():
-            m.p[k].copy_(w.detach())
+            m.p[k].copy_(w)
         m.tid2eid = {int(i): t for i, t in ck['tid2eid'].items()}
     print(f'{write(m, data, out):,} bytes of tensors in {out}')
 

@@ -12,7 +12,7 @@ def is_matrix(name):
 
 def orthogonal(g):
     """Newton-Schulz iteration towards the orthogonal factor, [k, o, i]"""
-    x = g.to(torch.bfloat16)
+    x = g.to(torch.bfloat16) if g.is_cuda else g          # bfloat16 products crawl on most CPUs
     flip = x.shape[1] > x.shape[2]
     if flip:
         x = x.mT

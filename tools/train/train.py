@@ -49,6 +49,25 @@ def losses(m, ids, learn, mode, step, pl):
     return loss, (ce.detach(), ce2.detach(), (kl.detach() / len(m.index_losses)) if kl is not None else torch.zeros_like(ce.detach()))
 
 
+def learnable(m):
+    for k, w in m.p.items():
+        w.requires_grad_(not k.endswith('gate.bias'))
+
+
+def save(path, m, opt, step, log):
+    torch.save({'params': {k: w.detach() for k, w in m.p.items()}, 'opt': opt.state(), 'step': step, 'log': log, 'config': m.c, 'tid2eid': m.tid2eid}, path)
+
+
+@torch.no_grad()
+def restore(path, m, opt):
+    """Into a fresh model and optimiser, in place: the optimiser holds the same tensors.  Returns (step, log)."""
+    st = torch.load(path, map_location=m.device)
+    for k, w in st['params'].items():
+        m.p[k].copy_(w)
+    opt.restore(st['opt'])
+    return st['step'], st['log']
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument('data')
@@ -71,16 +90,10 @@ def main():
     m = Model(CONFIG, a.device).init(SEED)
     m.set_hash(rows.meta['unigram'])
     opt = Optimiser(m.p, m.c)
-    step, log = 0, []
-    if os.path.exists(a.state):
-        st = torch.load(a.state, map_location=a.device)
-        for k, w in st['params'].items():
-            m.p[k].copy_(w.detach())                                       # saved leaves: copying them as such would make ours non-leaves
-        opt.restore(st['opt'])
-        step, log = st['step'], st['log']
+    step, log = restore(a.state, m, opt) if os.path.exists(a.state) else (0, [])
+    if step:
         say(f'resumed at step {step}')
-    for k, w in m.p.items():
-        w.requires_grad_(not k.endswith('gate.bias'))
+    learnable(m)
     half = a.device != 'cpu'
 
     def one(step, x):
@@ -121,7 +134,7 @@ def main():
                 sys.exit(1)
             if step % 100 == 0:
                 say(f'step {step}/{a.steps} T {pl["T"]} loss {v[0]:.3f} mtp {v[1]:.3f} index {v[2]:.3f} lr {pl["lr"]:.3f} {(step - s0) * a.tokens / (time.time() - t0):,.0f} tokens/s')
-    torch.save({'params': {k: w.detach() for k, w in m.p.items()}, 'opt': opt.state(), 'step': step, 'log': log, 'config': m.c, 'tid2eid': m.tid2eid}, a.state)
+    save(a.state, m, opt, step, log)
     json.dump({'columns': ['step', 'loss', 'mtp', 'index', 'T'], 'steps': a.steps, 'tokens_per_step': a.tokens, 'rows': log}, open(f'{a.out}/log.json', 'w'))
     say(f'step {step} of {a.steps}: ' + ('all done' if step >= a.steps else 'call again to go on'))
 
