@@ -42,7 +42,7 @@ struct node {
     struct loop_timer *tick;
     _Atomic uint64_t progress;
     uint64_t progress_seen;
-    bool busy, joined, drained_told;
+    bool busy, joined, ticked, drained_told;
     Baton__Hello hello;
     Baton__Limits limits;
     Baton__Address grpc, http;
@@ -192,7 +192,8 @@ static void on_pause(void *cookie, uint64_t gap_ns)
     struct node *node = cookie;
     struct error err;
     uint64_t incarnation;
-    if (gap_ns < node->config.options->lease_ns / 2) {
+    /* Loading weights is no pause: nobody knew this node yet. */
+    if (!node->ticked || gap_ns < node->config.options->lease_ns / 2) {
         return;
     }
     log_warn("node", "this process stood still for %.1f s: it joins anew", (double)gap_ns * 1e-9);
@@ -223,6 +224,7 @@ static void on_tick(void *cookie)
             service_busy_end(node->service);
         }
     }
+    node->ticked = true;
     bool joined = join_n_joined(node->join) > 0;
     if (joined != node->joined) {
         node->joined = joined;
