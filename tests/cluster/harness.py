@@ -175,8 +175,13 @@ class Cluster:
     def start(self, name):
         self.script("start", name)
 
-    def pid(self, name):
-        return next(node["pid"] for node in self.workers() if node["id"] == name)
+    def process(self, name):
+        """What the supervisor knows of one: pid, exit, up_s."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.path.join(self.folder, "control"))
+            client.sendall(b'{"do": "status"}\n')
+            answer = json.loads(client.makefile().readline())
+        return next(process for process in answer["processes"] if process["name"] == name)
 
     # ---- HTTP
 
