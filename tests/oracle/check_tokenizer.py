@@ -15,6 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import interpreter
+
+interpreter.need('tokenizers', 'gflanguages', venv='.venv-tokenizers')
 from tokenizers import Tokenizer
 
 CHARACTERS = list(' \t\n\r\u00a0\u3000\u2003\x0b\x85\x00\x1b\u200b\ufeff\u180eaAbzé中日龥龦\u3040\u30ff〇かカー한ा़्١٣Ⅳ²½.,!?<>|｜▁_\'"-–—$€+=()[]{}😀👍🏽\u200d\ufe0f'

@@ -7,11 +7,11 @@ import os
 import sys
 
 
-def need(*packages):
+def need(*packages, venv='.venv-oracle'):
     if all(importlib.util.find_spec(name) for name in packages):
         return
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    python = os.environ.get('BATON_ORACLE_PYTHON', os.path.join(root, '.venv-oracle', 'bin', 'python'))
+    python = os.environ.get('BATON_ORACLE_PYTHON', os.path.join(root, venv, 'bin', 'python'))
     if os.path.exists(python) and os.environ.get('BATON_ORACLE_TRIED') != '1':
         os.environ['BATON_ORACLE_TRIED'] = '1'
         os.execv(python, [python] + sys.argv)
