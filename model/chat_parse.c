@@ -55,6 +55,7 @@ struct chat_parse {
     struct hmap *keys; /* of the open call */
     unsigned n_calls, n_whole_calls;
     uint32_t n_reasoning_tokens;
+    size_t n_prompt_bytes; /* of the prompt, pushed first, and not shown yet */
 };
 
 struct mark {
@@ -97,6 +98,16 @@ static void emit(struct chat_parse *p, enum chat_event_kind kind, const void *te
     if ((p->without_calls && !is_text) || (bytes == 0 && kind != CHAT_EVENT_CALL_END)) {
         return;
     }
+    if (is_text && p->n_prompt_bytes > 0) {
+        size_t n = bytes < p->n_prompt_bytes ? bytes : p->n_prompt_bytes;
+        p->n_prompt_bytes -= n;
+        text = (const char *)text + n;
+        bytes -= n;
+        if (bytes == 0) {
+            return;
+        }
+    }
+    p->n_prompt_bytes = 0;
     unsigned call_i = is_text ? 0 : p->n_calls - 1;
     snprintf(id, sizeof(id), "call_%s_%u", p->id_seed, call_i);
     struct chat_event event = {
@@ -648,6 +659,12 @@ void chat_parse_text(struct chat_parse *p, const char *text, size_t bytes)
     assert(!p->is_finished);
     tokenizer_stream_push_bytes(&p->characters, text, bytes, &p->held);
     run(p);
+}
+
+void chat_parse_prompt(struct chat_parse *p, const char *text, size_t bytes)
+{
+    p->n_prompt_bytes = bytes;
+    chat_parse_text(p, text, bytes);
 }
 
 /* What is held when the text ends by itself, or was_cut. */

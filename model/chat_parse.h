@@ -64,8 +64,14 @@ void chat_parse_free(struct chat_parse *parse);
  */
 void chat_parse_token(struct chat_parse *parse, const struct tokenizer *tokenizer, uint32_t id);
 
-/* Takes the next text (UTF-8, marks as text), e.g. the forced prefix of the prompt. */
+/* Takes the next text (UTF-8, marks as text). */
 void chat_parse_text(struct chat_parse *parse, const char *text, size_t bytes);
+
+/*
+ * First of all: what the prompt ends in that belongs to the completion (chat_forced_prefix). It
+ * opens a call; if none comes of it, it is not shown as text: the model did not write it.
+ */
+void chat_parse_prompt(struct chat_parse *parse, const char *text, size_t bytes);
 
 /*
  * The completion ends: by itself, or was_cut (a limit, a stop, a failure). Gives out what was held

@@ -205,7 +205,7 @@ static void parse_create(struct choice *choice)
     if (api->options.force_call) {
         struct buf prefix = BUF_INIT;
         chat_forced_prefix(&api->options, &prefix);
-        chat_parse_text(choice->parse, (const char *)prefix.data, prefix.bytes);
+        chat_parse_prompt(choice->parse, (const char *)prefix.data, prefix.bytes);
         buf_fini(&prefix);
     }
 }
