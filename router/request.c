@@ -233,8 +233,11 @@ void request_fail(struct request *request, const struct api_error *error)
     struct requests *requests = request->requests;
     struct httpd_request *http = request->http;
     metric_counter_add(requests->count.failed, 1);
-    log_info("request", "%016" PRIx64 " failed: %d %s: %s", request->id, error->status, error->code,
-             error->message.text);
+    /* Refusals come in floods, and are counted. */
+    enum log_level level =
+        error->status < 500 || error->status == 503 ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
+    log_at(level, "request", "%016" PRIx64 " failed: %d %s: %s", request->id, error->status,
+           error->code, error->message.text);
     if (request->is_stream && request->sse.started) {
         for (unsigned i = 0; i < request->n_choices; i++) {
             choice_write_events(&request->choices[i]);

@@ -196,8 +196,9 @@ bool leg_failed(struct leg *leg, Baton__FailCode code, const char *where, bool r
     enum api_code final_code;
     char node_id[HELLO_NODE_ID_MAX + 1];
     snprintf(node_id, sizeof(node_id), "%s", where && where[0] ? where : leg->node->ref.id);
-    log_info("request", "%016" PRIx64 ".%" PRIu32 " failed at %s: %d, %s", leg->id, leg->attempt,
-             node_id, (int)code, text);
+    log_at(code == BATON__FAIL_CODE__FAIL_QUEUE_FULL ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO, "request",
+           "%016" PRIx64 ".%" PRIu32 " failed at %s: %d, %s", leg->id, leg->attempt, node_id,
+           (int)code, text);
     if (code == BATON__FAIL_CODE__FAIL_QUEUE_FULL) {
         note_full(leg, leg->node);
         leg_detach(leg, POLICY_QUEUE_FULL);

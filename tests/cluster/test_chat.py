@@ -4,6 +4,8 @@
     test_chat.py BUILD [TEST...]
 """
 import json
+import os
+import signal
 import threading
 import time
 
@@ -142,8 +144,8 @@ def decode_of(cluster, n_requests):
     return [leg["decode"] for r in cluster.requests() for leg in r["legs"]]
 
 
-def test_decode_dies(build):
-    """Kill a decode node mid-stream: the client sees the text that it would have seen, one id, right usage."""
+def decode_goes(build, how, comes_back):
+    """A decode node goes mid-stream: the client sees the text that it would have seen, one id, right usage."""
     with Cluster(build, prefill=1, decode=2, extra=["node:--sim-step=20"]) as cluster:
         bodies = [chat(f"question {i}", max_tokens=100, ignore_eos=True, seed=i, temperature=1, n=1 + i % 3)
                   for i in range(6)]
@@ -157,7 +159,7 @@ def test_decode_dies(build):
         homes = decode_of(cluster, len(bodies))
         check(set(homes) == {"decode-0", "decode-1"}, f"not spread: {homes}")
         time.sleep(0.5)
-        cluster.kill("decode-0")
+        how(cluster)
         for thread in threads:
             thread.join(60)
         for body, stream, answer in zip(bodies, streams, wanted):
@@ -169,10 +171,23 @@ def test_decode_dies(build):
             for member in ("prompt_tokens", "completion_tokens"):
                 check_equal(stream.usage()[member], answer["usage"][member], member)
         check(cluster.metric("baton_failovers_total") > 0, "nothing failed over: the test killed too late")
-        cluster.check_idle()
-        cluster.start("decode-0")
+        before = {node["incarnation"] for node in cluster.workers()}
+        comes_back(cluster)
         wait_for("it joins again", lambda: sum(n["state"] == "ready" for n in cluster.workers()) == 3 or
                  cluster.workers(), 30)
+        check(not {node["incarnation"] for node in cluster.workers()} <= before, "the same incarnation came back")
+        cluster.check_idle()
+
+
+def test_decode_dies(build):
+    decode_goes(build, lambda cluster: cluster.kill("decode-0"), lambda cluster: cluster.start("decode-0"))
+
+
+def test_decode_stands_still(build):
+    """SIGSTOP: missed by the lease; when it wakes it is another node and holds nothing."""
+    def send(cluster, what):
+        os.kill(cluster.process("decode-0")["pid"], what)
+    decode_goes(build, lambda cluster: send(cluster, signal.SIGSTOP), lambda cluster: send(cluster, signal.SIGCONT))
 
 
 def test_last_decode_dies(build):
@@ -209,4 +224,4 @@ def test_prefill_dies(build):
 
 
 if __name__ == "__main__":
-    main([test_answers, test_local_only, test_decode_dies, test_last_decode_dies, test_prefill_dies])
+    main([test_answers, test_local_only, test_decode_dies, test_decode_stands_still, test_last_decode_dies, test_prefill_dies])
