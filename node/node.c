@@ -21,7 +21,7 @@
 #include "rpc/hello.h"
 #include "rpc/proto.h"
 
-enum { TICK_MS = 100, DEFAULT_LEASE_MS = 1500 };
+enum { TICK_MS = 100, DEFAULT_LEASE_MS = 1500, ANSWER_MS = 200 };
 
 #ifndef BATON_VERSION
 #define BATON_VERSION "0.1.0"
@@ -43,6 +43,7 @@ struct node {
     _Atomic uint64_t progress;
     uint64_t progress_seen;
     bool busy, joined, ticked, drained_told;
+    bool held; /* drained by call, and not to end */
     Baton__Hello hello;
     Baton__Limits limits;
     Baton__Address grpc, http;
@@ -53,9 +54,9 @@ struct node {
     struct drain_call {
         struct rpc_server_call *call;
         uint64_t due_ns;
-        bool stop;
     } drains[8];
     size_t n_drains;
+    uint64_t answered_ns; /* when the last of them was: it leaves before the process does */
 };
 
 struct loop *node_loop(struct node *node)
@@ -92,7 +93,7 @@ const Baton__Hello *node_hello(const struct node *node)
 }
 bool node_draining(const struct node *node)
 {
-    return service_draining(node->service);
+    return node->held || service_draining(node->service);
 }
 
 bool node_allows_slow_transport(const struct node *node)
@@ -143,11 +144,22 @@ static void drains_answer(struct node *node)
         rpc_server_call_reply(drain->call, packed.data, packed.bytes);
         buf_fini(&packed);
         *drain = node->drains[--node->n_drains];
+        node->answered_ns = now_ns;
     }
-    if (n_left == 0 && service_draining(node->service) && !node->drained_told) {
+    bool said = now_ns - node->answered_ns > ANSWER_MS * NS_PER_MS;
+    if (n_left == 0 && said && service_draining(node->service) && !node->drained_told) {
         node->drained_told = true;
         service_drained(node->service);
     }
+}
+
+static void on_drain(void *cookie)
+{
+    struct node *node = cookie;
+    log_info("node", "draining: %" PRIu32 " left", node->config.ops->n_live(node->config.cookie));
+    health_set(node->health, "", false);
+    node_status_soon(node);
+    drains_answer(node);
 }
 
 static void on_drain_call(void *cookie, struct rpc_server_call *call, const uint8_t *bytes,
@@ -165,20 +177,16 @@ static void on_drain_call(void *cookie, struct rpc_server_call *call, const uint
         const Baton__DrainRequest *request = (const Baton__DrainRequest *)unpacked;
         uint64_t wait_ns = request->deadline_ms ? request->deadline_ms * NS_PER_MS
                                                 : node->config.options->grace_ns;
-        node->drains[node->n_drains++] =
-            (struct drain_call){call, loop_now_ns() + wait_ns, request->stop};
-        service_drain(node->service);
+        node->drains[node->n_drains++] = (struct drain_call){call, loop_now_ns() + wait_ns};
+        if (request->stop) {
+            service_drain(node->service);
+        } else if (!node_draining(node)) {
+            node->held = true;
+            service_reason_set(node->service, "draining", "a Drain call has stopped new work");
+            on_drain(node);
+        }
     }
     arena_free(arena);
-}
-
-static void on_drain(void *cookie)
-{
-    struct node *node = cookie;
-    log_info("node", "draining: %" PRIu32 " left", node->config.ops->n_live(node->config.cookie));
-    health_set(node->health, "", false);
-    node_status_soon(node);
-    drains_answer(node);
 }
 
 static void on_grace_end(void *cookie)
@@ -253,7 +261,7 @@ static void fill_status(void *cookie, Baton__ToRouter__Status *status)
     node->config.ops->status(node->config.cookie, status);
     status->progress = service_progress(node->service);
     status->ready = service_ready(node->service);
-    status->draining = service_draining(node->service);
+    status->draining = node_draining(node);
 }
 
 static void on_view(void *cookie, const Baton__ToNode__Peer *const *nodes, size_t n_nodes)
