@@ -348,25 +348,27 @@ static void chunks_keep_their_share(void **state)
     close_batcher();
 }
 
-/* The gap between two steps is a step and at most one chunk, in time as well. */
+/* The gap between two steps is a step and at most one chunk, in time as well: 62 ms of sleep, and
+ * two chunks would be 122. A busy machine may add to it once; a wrong choice does so every time. */
 static void gap_is_one_chunk_at_most(void **state)
 {
-    open_batcher(2, 256000.0 / 60, 256, 1.0, 0); /* all the share: still one chunk at a time */
-    row_add(0, 30);
-    run_ms(30);
-    struct batcher_stats stats;
-    n_order = 0;
-    for (uint32_t i = 1; i < 6; i++) {
-        prompt_add(i, 256 * 2);
+    uint64_t gap_ms = 0;
+    for (int attempt = 0; attempt < 4 && (gap_ms < 60 || gap_ms > 118); attempt++) {
+        struct batcher_stats stats;
+        open_batcher(2, 256000.0 / 60, 256, 1.0, 0); /* all the share: still one chunk at a time */
+        row_add(0, 30);
+        run_ms(30);
+        n_order = 0;
+        for (uint32_t i = 1; i < 4; i++) {
+            prompt_add(i, 256 * 2);
+        }
+        WAIT_FOR(prompts[1].done && prompts[2].done && prompts[3].done, 20000);
+        batcher_stats(batcher, &stats);
+        assert_int_equal(longest_run_of('c'), 1);
+        gap_ms = stats.max_gap_ns / NS_PER_MS;
+        close_batcher();
     }
-    WAIT_FOR(prompts[1].done && prompts[2].done && prompts[3].done && prompts[4].done &&
-                 prompts[5].done,
-             20000);
-    batcher_stats(batcher, &stats);
-    assert_int_equal(longest_run_of('c'), 1);
-    /* 62 ms of sleep; the rest is what a busy machine adds. Two chunks would be 122. */
-    assert_in_range(stats.max_gap_ns / NS_PER_MS, 60, 120);
-    close_batcher();
+    assert_in_range(gap_ms, 60, 118);
 }
 
 /* Short prompts go first, and a long one still starts and ends under a flood of them. */
