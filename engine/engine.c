@@ -115,8 +115,6 @@ enum status engine_seq_create(struct engine *engine, uint64_t owner, struct engi
     seq->engine = engine;
     seq->owner = owner;
     seq->slot = slot;
-    seq->pages =
-        mem_array(engine_pages_for(engine, engine->info.max_context_tokens), sizeof(*seq->pages));
     engine->ops->slot_reset(engine, seq);
     *ret_seq = seq;
     return STATUS_OK;
@@ -142,6 +140,26 @@ uint32_t engine_pages_for(const struct engine *engine, uint32_t n_tokens)
     return n_tokens / engine->info.page_tokens + (n_tokens % engine->info.page_tokens != 0);
 }
 
+/* Makes room for `wanted` ids. What a sequence may once need (4 MB of history at a context of 1M
+ * tokens) is not what it takes at the start: a node has thousands of them. Twice as much each time,
+ * so that few steps have to copy. */
+static uint32_t *ids_grow(uint32_t *ids, uint32_t *capacity, uint32_t wanted)
+{
+    enum { FIRST_IDS = 8 };
+    if (wanted <= *capacity) {
+        return ids;
+    }
+    uint32_t twice = *capacity < UINT32_MAX / 2 ? 2 * *capacity : UINT32_MAX;
+    *capacity = wanted > twice ? wanted : twice;
+    *capacity = *capacity > FIRST_IDS ? *capacity : FIRST_IDS;
+    return mem_realloc_array(ids, *capacity, sizeof(*ids));
+}
+
+static void history_grow(struct engine_seq *seq, uint32_t n_ids)
+{
+    seq->history = ids_grow(seq->history, &seq->history_capacity, n_ids);
+}
+
 enum status engine_seq_reserve(struct engine_seq *seq, uint32_t n_tokens)
 {
     struct engine *engine = seq->engine;
@@ -149,6 +167,10 @@ enum status engine_seq_reserve(struct engine_seq *seq, uint32_t n_tokens)
         return STATUS_TOO_LARGE;
     }
     uint32_t n_wanted = engine_pages_for(engine, n_tokens), n_before = seq->n_pages;
+    seq->pages = ids_grow(seq->pages, &seq->pages_capacity, n_wanted);
+    if (seq->history) {
+        history_grow(seq, n_wanted * engine->info.page_tokens); /* not within a step */
+    }
     while (seq->n_pages < n_wanted) {
         uint32_t page;
         enum status status = pool_page_acquire(engine->pool, seq->owner, &page);
@@ -172,6 +194,7 @@ enum status engine_seq_fork(struct engine_seq *seq, uint64_t owner, struct engin
         return status;
     }
     uint32_t n_full = seq->n_tokens / engine->info.page_tokens;
+    copy->pages = ids_grow(copy->pages, &copy->pages_capacity, n_full);
     for (uint32_t i = 0; i < n_full; i++) {
         pool_page_share(engine->pool, seq->pages[i]);
         copy->pages[copy->n_pages++] = seq->pages[i];
@@ -234,9 +257,8 @@ enum status engine_seq_history_set(struct engine_seq *seq, const uint32_t *ids, 
             return STATUS_INVALID;
         }
     }
-    if (!seq->history) {
-        seq->history = mem_array((size_t)info->max_context_tokens + 1, sizeof(uint32_t));
-    }
+    uint32_t n_reserved = seq->n_pages * info->page_tokens;
+    history_grow(seq, n_ids > n_reserved ? n_ids : n_reserved);
     memcpy(seq->history, ids, (size_t)n_ids * sizeof(uint32_t));
     seq->n_history = n_ids;
     seq->n_history_generated = n_generated;
@@ -258,7 +280,7 @@ const uint32_t *engine_seq_counts(struct engine_seq *seq)
 
 static void history_append(struct engine_seq *seq, uint32_t id)
 {
-    if (seq->history && seq->n_history <= seq->engine->info.max_context_tokens) {
+    if (seq->n_history < seq->history_capacity) {
         seq->history[seq->n_history++] = id;
         seq->n_history_generated++;
         if (seq->counts) {

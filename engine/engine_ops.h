@@ -18,9 +18,11 @@ struct engine_seq {
     uint32_t slot; /* window and state slot, 0 .. max_sequences-1 */
     uint32_t n_tokens;
     uint32_t n_pages;
-    uint32_t *pages;    /* page id of tokens [256 i, 256 i + 256); room for max_context_tokens */
-    uint32_t *history;  /* ids so far, or NULL before engine_seq_history_set; room for
-                           max_context_tokens + 1 */
+    uint32_t *pages; /* page id of tokens [256 i, 256 i + 256) */
+    uint32_t pages_capacity;
+    uint32_t *history; /* ids so far, or NULL before engine_seq_history_set; room for all tokens
+                          that pages are reserved for */
+    uint32_t history_capacity;
     uint32_t n_history; /* of these the last n_history_generated were generated */
     uint32_t n_history_generated;
     uint32_t *counts; /* penalties: vocab_size words, bit 31 = seen in the prompt, low bits = times
