@@ -98,17 +98,28 @@ static enum status send_finished(struct sample *sample)
     return request->sink->send(request->sink, &message);
 }
 
-static enum status send_rows(struct request_sink *sink)
+/* Rows of the next message: what is allocated is what is sent, since most messages have one. */
+static uint32_t count_rows(const struct request_sink *sink)
 {
-    struct arena *arena = arena_create(0);
-    Baton__FromDecode__Row *rows = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*rows));
-    Baton__FromDecode__Row **list = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*list));
-    struct sample **members = arena_alloc(arena, ROWS_A_MESSAGE * sizeof(*members));
     uint32_t n = 0;
     list_for_each(at, &sink->dirty)
     {
+        n += list_entry(at, struct sample, dirty)->n_pending > 0;
+    }
+    return n < ROWS_A_MESSAGE ? n : ROWS_A_MESSAGE;
+}
+
+static enum status send_rows(struct request_sink *sink)
+{
+    uint32_t n_rows = count_rows(sink), n = 0;
+    struct arena *arena = arena_create(0);
+    Baton__FromDecode__Row *rows = arena_alloc(arena, n_rows * sizeof(*rows));
+    Baton__FromDecode__Row **list = arena_alloc(arena, n_rows * sizeof(*list));
+    struct sample **members = arena_alloc(arena, n_rows * sizeof(*members));
+    list_for_each(at, &sink->dirty)
+    {
         struct sample *sample = list_entry(at, struct sample, dirty);
-        if (sample->n_pending > 0 && n < ROWS_A_MESSAGE) {
+        if (sample->n_pending > 0 && n < n_rows) {
             pack_row(sample, &rows[n], arena);
             list[n] = &rows[n];
             members[n++] = sample;
