@@ -1,16 +1,21 @@
 /* Load on a running router, over real sockets: what it adds, what it takes, what it delivers.
  *
- *     bench_router closed PORT CONNECTIONS SECONDS          most requests a second: each connection
- * asks again at once bench_router open PORT RATE SECONDS                   a request every 1/RATE
- * s, whatever the answers do bench_router streams PORT STREAMS TOKENS [PID...]     that many event
- * streams of TOKENS tokens each; memory of PIDs
+ *   bench_router closed PORT CONNECTIONS SECONDS [PID...]
+ *                       most requests a second: each connection asks again at once
+ *   bench_router open PORT RATE SECONDS [PID...]
+ *                       a request every 1/RATE s, whatever the answers do
+ *   bench_router streams PORT STREAMS TOKENS [PID...]
+ *                       that many event streams of TOKENS tokens each
  *
  * One thread, one epoll: it must be given a core of its own, as the router one of its own. Latency
  * is counted from the moment a request was due, so that a stall shows in every request that it
- * delayed. `added` is the time at the client less the time to the first token that decode itself
- * reports in Server-Timing: what router, HTTP and the links to it cost.
+ * delayed. `added` is the time at the client less what the decode node itself reports in
+ * Server-Timing (its queue, prefill, transfer): what router, HTTP and the links to it cost. Of each
+ * PID the CPU time is printed, which other work on the machine disturbs less than the clock on the
+ * wall; with streams also the memory that each of them took.
  */
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -27,7 +32,7 @@
 #include "base/loop.h"
 #include "base/mem.h"
 
-enum { BUFFER_BYTES = 16384, MAX_CONNECTIONS = 20000, MAX_SAMPLES = 4000000 };
+enum { BUFFER_BYTES = 16384, MAX_CONNECTIONS = 20000, MAX_SAMPLES = 4000000, MAX_PIDS = 16 };
 
 struct connection {
     int fd;
@@ -40,6 +45,8 @@ struct connection {
 
 static struct connection *connections;
 static int n_connections, epoll_fd;
+static int pids[MAX_PIDS], n_pids;
+static double before_s[MAX_PIDS];
 static char request_text[4096];
 static int request_bytes;
 static float *latencies_ms, *added_ms;
@@ -90,6 +97,13 @@ static void note(float *list, size_t *n, double ms)
     }
 }
 
+/* One part of the head's Server-Timing; 0 where it is missing. */
+static double part_ms(const char *head, const char *name)
+{
+    const char *part = strcasestr(head, name);
+    return part ? strtod(part + strlen(name), NULL) : 0;
+}
+
 /* The answer of a request that does not stream, once it is whole. */
 static void answer_check(struct connection *connection, uint64_t now_ns)
 {
@@ -106,10 +120,12 @@ static void answer_check(struct connection *connection, uint64_t now_ns)
         return;
     }
     double ms = (double)(now_ns - connection->due_ns) * 1e-6;
-    const char *first = strcasestr(connection->data, "first;dur=");
     note(latencies_ms, &n_latencies, ms);
-    if (first) {
-        note(added_ms, &n_added, ms - strtod(first + 10, NULL));
+    if (strcasestr(connection->data, "\nserver-timing:")) {
+        note(added_ms, &n_added,
+             ms - part_ms(connection->data, "queue;dur=") -
+                 part_ms(connection->data, "prefill;dur=") -
+                 part_ms(connection->data, "transfer;dur="));
     }
     n_errors += strncmp(connection->data + 9, "200", 3) != 0;
     n_done++;
@@ -181,23 +197,46 @@ static void print_quantiles(const char *name, float *list, size_t n)
            list[n / 2], list[n * 9 / 10], list[n * 99 / 100], list[n * 999 / 1000], list[n - 1], n);
 }
 
+/* CPU time of all threads of a process that live now, to the nanosecond. */
 static double cpu_seconds(int pid)
 {
-    char path[64], text[1024];
-    snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-    FILE *file = fopen(path, "re");
-    unsigned long user = 0, kernel = 0;
-    if (file && fgets(text, sizeof(text), file)) {
-        const char *after = strrchr(text, ')');
-        if (after && sscanf(after + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu",
-                            &user, &kernel) != 2) {
-            user = kernel = 0;
+    char path[64];
+    double sum_s = 0;
+    snprintf(path, sizeof(path), "/proc/%d/task", pid);
+    DIR *threads = opendir(path);
+    struct dirent *thread;
+    while (threads && (thread = readdir(threads)) != NULL) {
+        char name[sizeof(path) + sizeof(thread->d_name) + 16];
+        unsigned long long ns;
+        snprintf(name, sizeof(name), "%s/%s/schedstat", path, thread->d_name);
+        FILE *file = thread->d_name[0] != '.' ? fopen(name, "re") : NULL;
+        if (file && fscanf(file, "%llu", &ns) == 1) {
+            sum_s += (double)ns * 1e-9;
+        }
+        if (file) {
+            fclose(file);
         }
     }
-    if (file) {
-        fclose(file);
+    if (threads) {
+        closedir(threads);
     }
-    return (double)(user + kernel) / (double)sysconf(_SC_CLK_TCK);
+    return sum_s;
+}
+
+static void pids_before(void)
+{
+    for (int i = 0; i < n_pids; i++) {
+        before_s[i] = cpu_seconds(pids[i]);
+    }
+}
+
+static void pids_print(const char *what, uint64_t n)
+{
+    for (int i = 0; i < n_pids; i++) {
+        double spent_s = cpu_seconds(pids[i]) - before_s[i];
+        printf("pid %d: %.2f s of CPU, %.2f us a %s\n", pids[i], spent_s,
+               n ? spent_s * 1e6 / (double)n : 0, what);
+    }
 }
 
 static long resident_kib(int pid)
@@ -243,9 +282,10 @@ static void wait_events(int timeout_ms, bool again)
     }
 }
 
-static void run_closed(int port, double seconds)
+static void run_closed(double seconds)
 {
     make_request(false, 1);
+    pids_before();
     uint64_t start_ns = loop_now_ns(), end_ns = start_ns + (uint64_t)(seconds * 1e9);
     for (int i = 0; i < n_connections; i++) {
         connection_ask(&connections[i], start_ns);
@@ -257,11 +297,13 @@ static void run_closed(int port, double seconds)
     printf("%d connections: %.0f requests/s, %lu errors\n", n_connections, (double)n_done / spent_s,
            n_errors);
     print_quantiles("latency", latencies_ms, n_latencies);
+    pids_print("request", n_done);
 }
 
-static void run_open(int port, double rate, double seconds)
+static void run_open(double rate, double seconds)
 {
     make_request(false, 1);
+    pids_before();
     uint64_t start_ns = loop_now_ns(), n_sent = 0, n_late = 0;
     uint64_t n_all = (uint64_t)(rate * seconds);
     while (n_done < n_all && loop_now_ns() < start_ns + (uint64_t)((seconds + 5) * 1e9)) {
@@ -285,18 +327,17 @@ static void run_open(int port, double rate, double seconds)
            n_errors);
     print_quantiles("latency", latencies_ms, n_latencies);
     print_quantiles("added", added_ms, n_added);
+    pids_print("request", n_done);
 }
 
-static void run_streams(int port, int n_stream_tokens, char **pids, int n_pids)
+static void run_streams(int n_stream_tokens)
 {
-    long before_kib[16] = {0}, most_kib[16] = {0};
-    double before_s[16] = {0};
+    long before_kib[MAX_PIDS] = {0}, most_kib[MAX_PIDS] = {0};
     make_request(true, n_stream_tokens);
-    n_pids = n_pids < 16 ? n_pids : 16;
     for (int i = 0; i < n_pids; i++) {
-        before_kib[i] = resident_kib(atoi(pids[i]));
-        before_s[i] = cpu_seconds(atoi(pids[i]));
+        before_kib[i] = resident_kib(pids[i]);
     }
+    pids_before();
     uint64_t start_ns = loop_now_ns(), look_ns = start_ns;
     for (int i = 0; i < n_connections; i++) {
         connections[i].is_stream = true;
@@ -311,7 +352,7 @@ static void run_streams(int port, int n_stream_tokens, char **pids, int n_pids)
         if (loop_now_ns() - look_ns > 200000000) {
             look_ns = loop_now_ns();
             for (int i = 0; i < n_pids; i++) {
-                long kib = resident_kib(atoi(pids[i]));
+                long kib = resident_kib(pids[i]);
                 most_kib[i] = kib > most_kib[i] ? kib : most_kib[i];
             }
         }
@@ -332,18 +373,18 @@ static void run_streams(int port, int n_stream_tokens, char **pids, int n_pids)
         spent_s);
     print_quantiles("first", latencies_ms, n_latencies);
     for (int i = 0; i < n_pids; i++) {
-        printf("pid %s: %.1f KiB a stream, %.2f s of CPU\n", pids[i],
-               (double)(most_kib[i] - before_kib[i]) / n_connections,
-               cpu_seconds(atoi(pids[i])) - before_s[i]);
+        printf("pid %d: %.1f KiB a stream\n", pids[i],
+               (double)(most_kib[i] - before_kib[i]) / n_connections);
     }
+    pids_print("token", n_tokens);
 }
 
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr,
-                "usage: bench_router closed PORT CONNECTIONS SECONDS | open PORT RATE SECONDS | "
-                "streams PORT STREAMS TOKENS [PID...]\n");
+        fprintf(stderr, "usage: bench_router closed PORT CONNECTIONS SECONDS [PID...]\n"
+                        "       bench_router open PORT RATE SECONDS [PID...]\n"
+                        "       bench_router streams PORT STREAMS TOKENS [PID...]\n");
         return 2;
     }
     int port = atoi(argv[2]);
@@ -355,6 +396,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "1 to %d connections\n", MAX_CONNECTIONS);
         return 2;
     }
+    for (int i = 5; i < argc && n_pids < MAX_PIDS; i++) {
+        pids[n_pids++] = atoi(argv[i]);
+    }
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     connections = mem_array((size_t)n_connections, sizeof(*connections));
     latencies_ms = mem_array(MAX_SAMPLES, sizeof(float));
@@ -363,11 +407,11 @@ int main(int argc, char **argv)
         connection_open(&connections[i], port);
     }
     if (is_open) {
-        run_open(port, atof(argv[3]), atof(argv[4]));
+        run_open(atof(argv[3]), atof(argv[4]));
     } else if (strcmp(argv[1], "closed") == 0) {
-        run_closed(port, atof(argv[4]));
+        run_closed(atof(argv[4]));
     } else {
-        run_streams(port, atoi(argv[4]), argv + 5, argc - 5);
+        run_streams(atoi(argv[4]));
     }
     return n_errors > 0;
 }
