@@ -96,12 +96,7 @@ static void write_next(struct stream *stream);
 static void batch_start(struct stream *stream, struct rpc_op *op, const grpc_op *ops, size_t n_ops)
 {
     stream->n_ops++;
-    grpc_call_error error = grpc_call_start_batch(stream->call, ops, n_ops, op, NULL);
-    if (error != GRPC_CALL_OK) {
-        /* only a batch that breaks gRPC's rules is refused: our own bug */
-        log_error("rpc", "grpc refuses a batch: %s", grpc_call_error_to_string(error));
-        assert(error == GRPC_CALL_OK);
-    }
+    rpc_core_batch_start(stream->core, stream->call, ops, n_ops, op);
 }
 
 static void message_free(struct message *message)
