@@ -54,7 +54,8 @@ struct batcher {
     struct prompt_queue *prompts;
     struct unit unit;
     uint32_t n_active, n_paused, n_calls;
-    bool scheduled, broken, last_was_chunk;
+    bool scheduled, broken;
+    uint32_t n_tokens_since_step;         /* of prompts, computed since the last step */
     double step_share_ns, chunk_share_ns; /* decayed time of each kind */
     uint64_t share_ns, last_step_start_ns;
     struct batcher_stats stats;
@@ -257,7 +258,11 @@ static void account(struct batcher *batcher, enum unit_kind kind, uint64_t start
                          batcher->unit.n_tokens * 1e9 / (double)spent_ns);
         }
     }
-    batcher->last_was_chunk = kind == UNIT_CHUNK;
+    if (kind == UNIT_STEP) {
+        batcher->n_tokens_since_step = 0;
+    } else if (kind == UNIT_CHUNK) {
+        batcher->n_tokens_since_step += batcher->unit.n_tokens;
+    }
 }
 
 static void finish_step(struct batcher *batcher)
@@ -394,10 +399,23 @@ static void start_step(struct batcher *batcher)
     unit_start(batcher, UNIT_STEP, "step");
 }
 
-static void start_chunk(struct batcher *batcher)
+/* How many prompt tokens may be computed before the next step. Short prompts share the room of one
+ * chunk, or each of them would wait for a step of its own; what is left of it is used only if it
+ * has room for a page, since chunks end with pages. */
+static uint32_t chunk_room(const struct batcher *batcher)
+{
+    const struct engine_info *info = engine_info(batcher->engine);
+    uint32_t used = batcher->n_tokens_since_step, most = info->max_chunk_tokens;
+    if (used == 0) {
+        return most;
+    }
+    return used < most && most - used >= info->page_tokens ? most - used : 0;
+}
+
+static void start_chunk(struct batcher *batcher, uint32_t max_tokens)
 {
     struct unit *unit = &batcher->unit;
-    struct prompt *prompt = prompt_queue_next(batcher->prompts, 0, &unit->n_tokens);
+    struct prompt *prompt = prompt_queue_next(batcher->prompts, max_tokens, &unit->n_tokens);
     unit->prompt = list_entry(prompt, struct batch_prompt, prompt);
     unit->prompt->running = true;
     memset(&unit->last, 0, sizeof(unit->last));
@@ -423,14 +441,16 @@ static void schedule(void *cookie)
     bool within_share = batcher->chunk_share_ns <= batcher->options.prefill_share * busy_ns;
     if (!have_rows) {
         batcher->last_step_start_ns = 0;
+        batcher->n_tokens_since_step = 0;
     }
+    uint32_t room = chunk_room(batcher);
     if (first_call) {
         list_remove(first_call);
         batcher->n_calls--;
         batcher->unit.call = list_entry(first_call, struct call, link);
         unit_start(batcher, UNIT_CALL, "call");
-    } else if (have_prompts && (!have_rows || (within_share && !batcher->last_was_chunk))) {
-        start_chunk(batcher);
+    } else if (have_prompts && (!have_rows || (within_share && room > 0))) {
+        start_chunk(batcher, room);
     } else if (have_rows) {
         start_step(batcher);
     }

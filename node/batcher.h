@@ -3,9 +3,9 @@
  *
  * Owns the one compute thread of a node (a prefill node has prompts only) and the order of its
  * work. Rows (samples being generated) join and leave between steps; prompts prefilled here are cut
- * into chunks by engine/prompt. Between two steps at most one chunk runs, and chunks get at most
- * `prefill_share` of the time while rows are waiting for steps; with no row to step they get all of
- * it.
+ * into chunks by engine/prompt. Between two steps at most one chunk's tokens are computed, of one
+ * long or of several short prompts, and chunks get at most `prefill_share` of the time while rows
+ * are waiting for steps; with no row to step they get all of it.
  *
  * Thread: loop. Every callback runs from the event loop, never inside a call. Owner of rows and
  * prompts: the caller; while linked here they may not be freed. Bounds: the caller's admission.
