@@ -54,6 +54,7 @@ struct stream {
     bool reading; /* op_read is out */
     bool read_ended;
     bool writing;             /* op_write is out */
+    bool write_due;           /* write_next was deferred to the end of this turn */
     bool write_broke;         /* a write failed: the connection is gone, its status follows */
     bool finishing, finished; /* end wanted; its batch was started */
     bool over_seen;           /* op_over is back */
@@ -120,8 +121,13 @@ static void queue_clear(struct stream *stream)
     stream->counts.queued_bytes = 0;
 }
 
+static void on_write_due(void *cookie);
+
 static void stream_free(struct stream *stream)
 {
+    if (stream->write_due) {
+        loop_defer_cancel(rpc_core_loop(stream->core), on_write_due, stream);
+    }
     loop_timer_free(stream->patience);
     queue_clear(stream);
     if (stream->held != NULL) {
@@ -360,6 +366,13 @@ static void write_next(struct stream *stream)
     message_free(message);
 }
 
+static void on_write_due(void *cookie)
+{
+    struct stream *stream = cookie;
+    stream->write_due = false;
+    write_next(stream);
+}
+
 enum status stream_send(struct stream *stream, const void *bytes, size_t n_bytes)
 {
     if (stream->finishing || stream->write_broke || stream->over_seen) {
@@ -389,7 +402,11 @@ enum status stream_send(struct stream *stream, const void *bytes, size_t n_bytes
     if (counts->queued_messages > counts->queued_messages_max) {
         counts->queued_messages_max = counts->queued_messages;
     }
-    write_next(stream);
+    /* at the end of the turn: the messages of one turn then go as one packet */
+    if (!stream->write_due && !stream->writing) {
+        stream->write_due = true;
+        loop_defer(rpc_core_loop(stream->core), on_write_due, stream);
+    }
     return STATUS_OK;
 }
 
