@@ -126,7 +126,8 @@ void mem_free(void *p)
 
 enum {
     ARENA_ALIGN = 16,
-    ARENA_CHUNK_FIRST = 4096,
+    /* A router has two arenas a request, and most requests are short. */
+    ARENA_CHUNK_FIRST = 512,
     /* Beyond this, doubling only holds more unused memory at the end of a request. */
     ARENA_CHUNK_MAX = 256 * 1024,
 };
