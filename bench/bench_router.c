@@ -38,8 +38,8 @@ struct connection {
     int fd;
     bool busy, is_stream;
     uint64_t due_ns, first_ns, last_ns;
-    uint32_t n_events;
-    size_t n_bytes; /* of the answer in data */
+    uint32_t n_tokens; /* of this stream */
+    size_t n_bytes;    /* of the answer in data */
     char *data;
 };
 
@@ -49,9 +49,13 @@ static int pids[MAX_PIDS], n_pids;
 static double before_s[MAX_PIDS];
 static char request_text[4096];
 static int request_bytes;
-static float *latencies_ms, *added_ms;
-static size_t n_latencies, n_added;
-static uint64_t n_done, n_errors, n_tokens;
+static float *latencies_ms, *added_ms, *gaps_ms;
+static size_t n_latencies, n_added, n_gaps;
+static uint64_t n_done, n_errors, n_tokens, n_events, n_short;
+/* streams: the time in which all of them run, and what came in it */
+static uint64_t all_started_ns, first_end_ns, steady_ns, n_steady;
+static int n_started;
+static uint32_t n_stream_tokens;
 
 static void die(const char *what)
 {
@@ -83,7 +87,7 @@ static void connection_ask(struct connection *connection, uint64_t due_ns)
     connection->busy = true;
     connection->due_ns = due_ns;
     connection->n_bytes = 0;
-    connection->n_events = 0;
+    connection->n_tokens = 0;
     connection->first_ns = 0;
     if (write(connection->fd, request_text, (size_t)request_bytes) != request_bytes) {
         die("write");
@@ -132,29 +136,66 @@ static void answer_check(struct connection *connection, uint64_t now_ns)
     connection->busy = false;
 }
 
-static void stream_read(struct connection *connection, ssize_t n, uint64_t now_ns)
+/* Characters of an event's text. The sim engine's tokens are one printable character each, so these
+ * are its tokens, however many of them share an event. */
+static uint32_t event_characters(const char *at, const char *end)
 {
-    static const char mark[] = "\ndata: {";
-    /* Counts events across reads by what ends the buffer kept from before. */
-    size_t keep = connection->n_bytes;
-    const char *at = connection->data, *end = connection->data + keep + (size_t)n;
+    static const char mark[] = "content\":\""; /* also of reasoning_content */
+    uint32_t n = 0;
     while ((at = memmem(at, (size_t)(end - at), mark, sizeof(mark) - 1)) != NULL) {
-        connection->n_events++;
-        n_tokens++;
-        at += sizeof(mark) - 1;
-        if (!connection->first_ns) {
-            connection->first_ns = now_ns;
+        for (at += sizeof(mark) - 1; at < end && *at != '"'; n++) {
+            at += *at != '\\' ? 1 : at + 1 < end && at[1] == 'u' ? 6 : 2;
         }
-        connection->last_ns = now_ns;
+        at = at < end ? at : end;
     }
-    if (memmem(connection->data, (size_t)(end - connection->data), "data: [DONE]", 12)) {
+    return n;
+}
+
+static void stream_line(struct connection *connection, const char *line, const char *end,
+                        uint64_t now_ns)
+{
+    if (end - line < 7 || memcmp(line, "data: ", 6) != 0) {
+        return;
+    }
+    if (line[6] == '[') {
         n_done++;
         connection->busy = false;
+        first_end_ns = first_end_ns ? first_end_ns : now_ns;
+        n_short += connection->n_tokens != n_stream_tokens;
+        return;
     }
-    size_t tail = (size_t)(end - connection->data);
-    size_t left = tail < sizeof(mark) - 2 ? tail : sizeof(mark) - 2;
-    memmove(connection->data, end - left, left);
-    connection->n_bytes = left;
+    uint32_t n = event_characters(line, end);
+    if (n == 0) {
+        return; /* role, finish reason */
+    }
+    n_events++;
+    connection->n_tokens += n;
+    n_tokens += n;
+    if (!connection->first_ns) {
+        connection->first_ns = now_ns;
+        if (++n_started == n_connections) {
+            all_started_ns = now_ns;
+        }
+    } else {
+        note(gaps_ms, &n_gaps, (double)(now_ns - connection->last_ns) * 1e-6);
+    }
+    connection->last_ns = now_ns;
+    if (all_started_ns && !first_end_ns) {
+        n_steady += n;
+        steady_ns = now_ns;
+    }
+}
+
+/* Whole lines are looked at, the rest is kept for the next read. */
+static void stream_read(struct connection *connection, size_t n, uint64_t now_ns)
+{
+    char *at = connection->data, *end = connection->data + connection->n_bytes + n, *newline;
+    while ((newline = memchr(at, '\n', (size_t)(end - at))) != NULL) {
+        stream_line(connection, at, newline, now_ns);
+        at = newline + 1;
+    }
+    connection->n_bytes = (size_t)(end - at);
+    memmove(connection->data, at, connection->n_bytes);
 }
 
 static bool connection_read(struct connection *connection)
@@ -172,7 +213,7 @@ static bool connection_read(struct connection *connection)
     }
     uint64_t now_ns = loop_now_ns();
     if (connection->is_stream) {
-        stream_read(connection, n, now_ns);
+        stream_read(connection, (size_t)n, now_ns);
     } else {
         connection->n_bytes += (size_t)n;
         answer_check(connection, now_ns);
@@ -330,10 +371,10 @@ static void run_open(double rate, double seconds)
     pids_print("request", n_done);
 }
 
-static void run_streams(int n_stream_tokens)
+static void run_streams(void)
 {
     long before_kib[MAX_PIDS] = {0}, most_kib[MAX_PIDS] = {0};
-    make_request(true, n_stream_tokens);
+    make_request(true, (int)n_stream_tokens);
     for (int i = 0; i < n_pids; i++) {
         before_kib[i] = resident_kib(pids[i]);
     }
@@ -357,21 +398,20 @@ static void run_streams(int n_stream_tokens)
             }
         }
     }
-    uint64_t first_ns = ~0ull, last_ns = 0;
     for (int i = 0; i < n_connections; i++) {
         struct connection *c = &connections[i];
         if (c->first_ns) {
             note(latencies_ms, &n_latencies, (double)(c->first_ns - c->due_ns) * 1e-6);
-            first_ns = c->first_ns < first_ns ? c->first_ns : first_ns;
-            last_ns = c->last_ns > last_ns ? c->last_ns : last_ns;
         }
     }
-    double spent_s = (double)(last_ns - first_ns) * 1e-9;
-    printf(
-        "%d streams of %d tokens: %lu ended, %lu errors, %lu events, %.0f events/s over %.1f s\n",
-        n_connections, n_stream_tokens, n_done, n_errors, n_tokens, (double)n_tokens / spent_s,
-        spent_s);
+    double steady_s = (double)(steady_ns - all_started_ns) * 1e-9;
+    printf("%d streams of %u tokens: %lu ended, %lu of them short, %lu errors, %lu tokens in %lu "
+           "events\n",
+           n_connections, n_stream_tokens, n_done, n_short, n_errors, n_tokens, n_events);
+    printf("all at once for %.1f s: %.0f tokens/s\n", steady_s,
+           n_steady ? (double)n_steady / steady_s : 0);
     print_quantiles("first", latencies_ms, n_latencies);
+    print_quantiles("gap", gaps_ms, n_gaps);
     for (int i = 0; i < n_pids; i++) {
         printf("pid %d: %.1f KiB a stream\n", pids[i],
                (double)(most_kib[i] - before_kib[i]) / n_connections);
@@ -403,6 +443,7 @@ int main(int argc, char **argv)
     connections = mem_array((size_t)n_connections, sizeof(*connections));
     latencies_ms = mem_array(MAX_SAMPLES, sizeof(float));
     added_ms = mem_array(MAX_SAMPLES, sizeof(float));
+    gaps_ms = mem_array(MAX_SAMPLES, sizeof(float));
     for (int i = 0; i < n_connections; i++) {
         connection_open(&connections[i], port);
     }
@@ -411,7 +452,8 @@ int main(int argc, char **argv)
     } else if (strcmp(argv[1], "closed") == 0) {
         run_closed(atof(argv[4]));
     } else {
-        run_streams(atoi(argv[4]));
+        n_stream_tokens = (uint32_t)atoi(argv[4]);
+        run_streams();
     }
     return n_errors > 0;
 }
