@@ -208,7 +208,7 @@ static void check_chunks(const char *dir, bool exact, uint32_t n, unsigned n_cut
         assert_int_equal(engine_tail_bytes(other, n), engine_tail_bytes(engine, n));
         assert_int_equal(engine_tail_write(other, seq, tail2, info->tail_bytes), STATUS_OK);
         assert_memory_equal(tail2, tail, engine_tail_bytes(engine, n));
-        for (uint32_t p = 0; p < 2; p++) {
+        for (uint32_t p = 0; p < engine_seq_n_pages(seq); p++) {
             assert_memory_equal(
                 engine_info(other)->pool_base + engine_seq_page(seq, p) * info->page_bytes,
                 info->pool_base + engine_seq_page(whole, p) * info->page_bytes, info->page_bytes);
