@@ -183,7 +183,7 @@ def test_stop_cancels(_):
             at = text.find(stop)
             check_equal(choice["text"], text if at < 0 else text[:at], "text")
             check_equal(choice["finish_reason"], "length" if at < 0 else "stop", "finish_reason")
-        check(setup.said("a", "cancel"), "nothing was cancelled")
+        wait_for("the cancel", lambda: bool(setup.said("a", "cancel")))
 
 
 def test_joining(_):
