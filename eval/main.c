@@ -4,6 +4,8 @@
  *             {"logits": [...]} out: of the token after the prompt, then after each forced one
  *   generate  JSON lines {"tokens": [ids], "n": k} in; {"ids": [...]} out, greedy, to the end token
  *   bits      text in; bits per byte of it under the model
+ *   encode    JSON lines {"text": "...", "plain": false} in; {"ids": [...]} out, no weights read;
+ *             plain: added tokens that stand in the text are text like any other
  *   info      what the engine says of itself, and which kernels were chosen
  *
  * What comes in is bounded by the engine's own limits; a line that breaks them ends the run.
@@ -36,7 +38,7 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_OPERANDS,
      .name = "command",
      .value = "COMMAND",
-     .help = "logits, generate, bits or info.",
+     .help = "logits, generate, bits, encode or info.",
      .offset = FIELD(operands)},
     {.kind = OPT_STRING,
      .name = "model",
@@ -112,6 +114,7 @@ struct eval {
     struct options options;
     struct engine *engine;
     const struct engine_info *info;
+    struct tokenizer *tokenizer; /* encode only */
     struct buf out;
     float *logits; /* [BITS_ROWS, vocab] */
 };
@@ -352,6 +355,33 @@ static enum status do_bits(struct eval *eval, struct error *err)
     return status;
 }
 
+/* --- encode */
+
+static enum status encode_line(struct eval *eval, const struct json *line, struct error *err)
+{
+    struct token_ids ids = TOKEN_IDS_INIT;
+    size_t bytes;
+    const char *text = json_text(json_get(line, "text"), &bytes);
+    bool plain = false;
+    if (!text || (json_get(line, "plain") && !json_bool(json_get(line, "plain"), &plain))) {
+        return error_set(err, STATUS_INVALID,
+                         "a line must be {\"text\": \"...\"}, with \"plain\" true or false");
+    }
+    struct tokenizer_span all = {0, bytes};
+    enum status status =
+        tokenizer_encode(eval->tokenizer, text, bytes, &all, plain, MAX_TEXT_BYTES, &ids, err);
+    if (!status) {
+        printf("{\"ids\": [");
+        for (size_t i = 0; i < ids.n; i++) {
+            printf("%s%" PRIu32, i ? ", " : "", ids.id[i]);
+        }
+        printf("]}\n");
+        fflush(stdout);
+    }
+    token_ids_fini(&ids);
+    return status;
+}
+
 /* --- info */
 
 static void print_item(void *cookie, const char *item, size_t bytes)
@@ -405,6 +435,16 @@ static enum status run_lines(struct eval *eval,
     return status;
 }
 
+static enum status do_encode(struct eval *eval, struct error *err)
+{
+    enum status status = tokenizer_open(eval->options.model, &eval->tokenizer, err);
+    if (!status) {
+        status = run_lines(eval, encode_line, err);
+        tokenizer_close(eval->tokenizer);
+    }
+    return status;
+}
+
 static enum status run_command(struct eval *eval, const char *command, struct error *err)
 {
     if (strcmp(command, "logits") == 0) {
@@ -424,8 +464,8 @@ int main(int argc, char **argv)
     opts_parse_or_exit(&program, argc, argv, o);
     const char *command = o->operands.n == 1 ? o->operands.items[0] : "";
     if (strcmp(command, "logits") && strcmp(command, "generate") && strcmp(command, "bits") &&
-        strcmp(command, "info")) {
-        fprintf(stderr, "baton-eval: say one of logits, generate, bits, info\n");
+        strcmp(command, "encode") && strcmp(command, "info")) {
+        fprintf(stderr, "baton-eval: say one of logits, generate, bits, encode, info\n");
         opts_free(&program, o);
         return 2;
     }
@@ -440,8 +480,10 @@ int main(int argc, char **argv)
                                      .max_context_tokens = (uint32_t)o->context,
                                      .max_chunk_tokens = (uint32_t)o->chunk,
                                      .max_batch_rows = n_rows};
-    enum status status = engine_open(&options, NULL, &eval.engine, &err);
-    if (!status) {
+    bool encodes = strcmp(command, "encode") == 0;
+    enum status status =
+        encodes ? do_encode(&eval, &err) : engine_open(&options, NULL, &eval.engine, &err);
+    if (!status && !encodes) {
         eval.info = engine_info(eval.engine);
         buf_init(&eval.out);
         eval.logits = mem_array((size_t)n_rows * eval.info->vocab_size, sizeof(float));
