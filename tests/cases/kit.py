@@ -516,7 +516,7 @@ class Cluster:
             port, join_port = free_ports(2)
             done = self.tool(*self.up_arguments(port, join_port))
             if done.returncode == 0:
-                self.address = (self.address[0], port)
+                self.address, self.join_port = (self.address[0], port), join_port
                 self.find()
                 return self
             problem = done.stdout + done.stderr
