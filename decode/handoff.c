@@ -673,11 +673,12 @@ static bool first_read(struct transfer *transfer, const Baton__FromPrefill__Firs
         const Baton__FromPrefill__FirstSample *sample = first->samples[i];
         struct engine_draw *draw = &transfer->first[i].draw;
         if (sample->sample != i || sample->n_ids != 1 || sample->ids[0] >= vocab_size ||
-            sample->n_logprobs > 1) {
+            sample->n_logprobs != (transfer->request.sampling->logprobs ? 1 : 0) ||
+            (sample->n_logprobs == 1 && !sample->logprobs[0]->token)) {
             return false;
         }
         draw->id = sample->ids[0];
-        if (sample->n_logprobs == 1 && sample->logprobs[0]->token) {
+        if (sample->n_logprobs == 1) {
             const Baton__TokenLogprobs *logprobs = sample->logprobs[0];
             draw->logprob = logprobs->token->logprob;
             for (size_t k = 0; k < logprobs->n_top && k < ENGINE_MAX_LOGPROBS; k++) {

@@ -59,6 +59,7 @@ static void say_first(struct fake *fake)
 {
     Baton__FromPrefill__First first = BATON__FROM_PREFILL__FIRST__INIT;
     Baton__FromPrefill__FirstSample samples[2], *list[2] = {&samples[0], &samples[1]};
+    Baton__TokenLogprobs empty = BATON__TOKEN_LOGPROBS__INIT, *logprobs[1] = {&empty};
     Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
     uint64_t prefix = SIM_PREFIX_START;
     for (uint32_t i = 0; i < fake->n_ids; i++) {
@@ -73,6 +74,8 @@ static void say_first(struct fake *fake)
         samples[i].sample = i;
         samples[i].ids = &id;
         samples[i].n_ids = 1;
+        samples[i].logprobs = logprobs;
+        samples[i].n_logprobs = fake_mode == MODE_FIRST_LOGPROBS;
     }
     first.transfer = fake->transfer;
     first.samples = list;

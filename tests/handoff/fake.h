@@ -35,6 +35,7 @@ enum fake_mode {
     MODE_FIRST_SAMPLES, /* tokens for more samples than were asked for */
     MODE_FIRST_VOCABULARY,
     MODE_FIRST_TWICE,
+    MODE_FIRST_LOGPROBS,  /* logprobs that nobody asked for, without a token */
     MODE_PARCEL_UNASKED,  /* before any slot was granted */
     MODE_FAILED_HALF_WAY, /* gives up after half the pages, with its reason */
     MODE_FAILED_ODD_CODE,

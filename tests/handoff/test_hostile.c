@@ -97,6 +97,7 @@ static void e4_tiling(void **state)
         {MODE_FIRST_SAMPLES, BATON__FAIL_CODE__FAIL_TILING, "tokens nobody asked for"},
         {MODE_FIRST_VOCABULARY, BATON__FAIL_CODE__FAIL_TILING, "a token outside the vocabulary"},
         {MODE_FIRST_TWICE, BATON__FAIL_CODE__FAIL_TILING, "first tokens twice"},
+        {MODE_FIRST_LOGPROBS, BATON__FAIL_CODE__FAIL_TILING, "logprobs nobody asked for"},
         {MODE_PARCEL_UNASKED, BATON__FAIL_CODE__FAIL_TILING, "a parcel before any slot"},
     };
     run_lies(lies, sizeof(lies) / sizeof(lies[0]));
