@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/accept.h"
+#include "node/wire.h"
 
 enum {
     MAX_PARCEL_SLOTS = 4096,
@@ -678,16 +679,8 @@ static bool first_read(struct transfer *transfer, const Baton__FromPrefill__Firs
             return false;
         }
         draw->id = sample->ids[0];
-        if (sample->n_logprobs == 1) {
-            const Baton__TokenLogprobs *logprobs = sample->logprobs[0];
-            draw->logprob = logprobs->token->logprob;
-            for (size_t k = 0; k < logprobs->n_top && k < ENGINE_MAX_LOGPROBS; k++) {
-                if (logprobs->top[k]->id >= vocab_size) {
-                    return false;
-                }
-                draw->top[draw->n_top].id = logprobs->top[k]->id;
-                draw->top[draw->n_top++].logprob = logprobs->top[k]->logprob;
-            }
+        if (sample->n_logprobs == 1 && !wire_logprobs_read(sample->logprobs[0], vocab_size, draw)) {
+            return false;
         }
     }
     transfer->have_first = true;

@@ -137,7 +137,7 @@ static void request_destroy(struct request *request)
     }
     claim_drop(request);
     mem_free(request->ids);
-    mem_free(request->biases);
+    wire_sampling_fini(&request->draws);
     mem_free(request->wire_biases);
     mem_free(request->wire_bias_list);
     mem_free(request->wire.stop_token_ids);
@@ -253,13 +253,13 @@ static void request_fail(struct request *request, Baton__FailCode code, const ch
 
 static bool is_end_id(const struct request *request, uint32_t id, Baton__FromDecode__Reason *reason)
 {
-    for (uint32_t i = 0; i < request->n_stop_ids; i++) {
-        if (request->banned[i] == id) {
+    for (uint32_t i = 0; i < request->draws.n_stop_ids; i++) {
+        if (request->draws.banned[i] == id) {
             *reason = BATON__FROM_DECODE__REASON__REASON_STOP_TOKEN;
             return true;
         }
     }
-    if (!request->ignore_eos && id == engine_info(request->requests->options.engine)->eos_id) {
+    if (!request->wire.ignore_eos && id == engine_info(request->requests->options.engine)->eos_id) {
         *reason = BATON__FROM_DECODE__REASON__REASON_EOS;
         return true;
     }
@@ -292,7 +292,7 @@ static void sample_token(struct sample *sample, const struct engine_draw *draw)
     uint32_t n_all = request->n_ids - request->n_generated + sample->n_generated;
     if (is_end_id(request, draw->id, &reason)) {
         sample_finish(sample, reason);
-    } else if (sample->n_generated >= request->max_tokens) {
+    } else if (sample->n_generated >= request->wire.max_tokens) {
         sample_finish(sample, BATON__FROM_DECODE__REASON__REASON_LENGTH);
     } else if (n_all >= info->max_context_tokens) {
         sample_finish(sample, BATON__FROM_DECODE__REASON__REASON_CONTEXT);
@@ -416,8 +416,8 @@ static void on_prompt_done(void *cookie, struct batch_prompt *prompt, enum statu
         return;
     }
     request->timings.prefill_ns = loop_now_ns() - request->state_ns;
-    struct engine_draw extra[REQUEST_MAX_SAMPLES];
-    const struct engine_draw *draws[REQUEST_MAX_SAMPLES] = {draw};
+    struct engine_draw extra[WIRE_MAX_SAMPLES];
+    const struct engine_draw *draws[WIRE_MAX_SAMPLES] = {draw};
     for (uint32_t i = 1; !status && i < request->n_samples; i++) {
         struct sample *sample = &request->samples[i];
         status = engine_draw_again(requests->options.engine, request->seq, &sample->sampling,
@@ -483,7 +483,7 @@ static void on_transfer_ended(void *cookie, void *owner, const struct handoff_en
     request->timings.prefill_ns = end->prefill_ns;
     request->timings.transfer_ns = end->transfer_ns;
     request->timings.bytes = end->bytes;
-    const struct engine_draw *draws[REQUEST_MAX_SAMPLES];
+    const struct engine_draw *draws[WIRE_MAX_SAMPLES];
     for (uint32_t i = 0; i < request->n_samples; i++) {
         draws[i] = &end->first[i].draw;
     }
@@ -698,9 +698,7 @@ void requests_ids(struct requests *requests, struct request_sink *sink, const Ba
     }
     bool fits = part->first == request->n_ids && part->n_ids > 0 &&
                 part->n_ids <= request->n_ids_total - request->n_ids;
-    for (size_t i = 0; fits && i < part->n_ids; i++) {
-        fits = part->ids[i] < vocab_size;
-    }
+    fits = fits && wire_ids_fit(part->ids, part->n_ids, vocab_size);
     if (!fits) {
         request_fail(request, BATON__FAIL_CODE__FAIL_INVALID, "", false,
                      "a part of the ids does not fit");

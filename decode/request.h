@@ -28,8 +28,6 @@ struct hmap;
 struct requests;
 struct request;
 
-enum { REQUEST_MAX_SAMPLES = 16, REQUEST_MAX_STOP_IDS = 64, REQUEST_MAX_BIASES = 1024 };
-
 /* Where a request's messages go: one router's link, with what waits to be sent on it. */
 struct request_sink {
     struct list requests; /* of this router */

@@ -7,6 +7,7 @@
 #define BATON_DECODE_REQUEST_INTERNAL_H
 
 #include "decode/request.h"
+#include "node/wire.h"
 
 enum request_state {
     REQUEST_RECEIVING,
@@ -50,11 +51,7 @@ struct request {
     bool remote;
     char prefill_id[65];
     uint64_t prefill_incarnation, cache_salt;
-    struct engine_bias *biases;
-    uint32_t banned[REQUEST_MAX_STOP_IDS + 1], n_banned;
-    uint32_t n_stop_ids; /* of banned; the rest is eos */
-    bool ignore_eos;
-    uint32_t max_tokens;
+    struct wire_sampling draws;
     Baton__Sampling wire; /* for Run */
     Baton__LogitBias *wire_biases, **wire_bias_list;
     struct transfer *transfer;
@@ -63,7 +60,7 @@ struct request {
     bool computing;         /* local: its first chunk has begun */
     struct engine_seq *seq; /* of the prompt, until samples take it */
     uint32_t claimed_pages, claimed_slots;
-    struct sample samples[REQUEST_MAX_SAMPLES];
+    struct sample samples[WIRE_MAX_SAMPLES];
     uint32_t n_samples;
     uint32_t cached_tokens;
     uint64_t arrival_ns, state_ns, first_token_ns;

@@ -58,22 +58,7 @@ static void pack_row(struct sample *sample, Baton__FromDecode__Row *row, struct 
     row->n_logprobs = n;
     row->logprobs = arena_alloc(arena, n * sizeof(*row->logprobs));
     for (uint32_t i = 0; i < n; i++) {
-        const struct engine_draw *draw = &sample->pending[i];
-        Baton__TokenLogprobs *logprobs = arena_alloc(arena, sizeof(*logprobs));
-        Baton__Logprob *entries = arena_alloc(arena, (draw->n_top + 1) * sizeof(*entries));
-        baton__token_logprobs__init(logprobs);
-        for (uint32_t k = 0; k <= draw->n_top; k++) {
-            baton__logprob__init(&entries[k]);
-            entries[k].id = k ? draw->top[k - 1].id : draw->id;
-            entries[k].logprob = k ? draw->top[k - 1].logprob : draw->logprob;
-        }
-        logprobs->token = &entries[0];
-        logprobs->n_top = draw->n_top;
-        logprobs->top = arena_alloc(arena, (draw->n_top + 1) * sizeof(*logprobs->top));
-        for (uint32_t k = 0; k < draw->n_top; k++) {
-            logprobs->top[k] = &entries[k + 1];
-        }
-        row->logprobs[i] = logprobs;
+        row->logprobs[i] = wire_logprobs_make(&sample->pending[i], arena);
     }
 }
 

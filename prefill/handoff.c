@@ -19,7 +19,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/accept.h"
-#include "engine/sampler.h"
 #include "prefill/handoff_internal.h"
 
 static const char *const run_state_names[] = {"receiving", "queued", "computing", "sending",
@@ -71,7 +70,7 @@ void run_destroy(struct run *run)
     }
     target_forget(run);
     mem_free(run->ids);
-    mem_free(run->biases);
+    wire_sampling_fini(&run->wire);
     mem_free(run);
     start_soon(runs);
 }
@@ -355,28 +354,6 @@ static void enqueue(struct run *run)
     start_soon(run->runs);
 }
 
-static bool ids_in_vocabulary(const struct runs *runs, const uint32_t *ids, size_t n)
-{
-    uint32_t vocab_size = engine_info(runs->options.engine)->vocab_size;
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] >= vocab_size) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool sampling_fits(const struct runs *runs, const Baton__Sampling *s)
-{
-    bool fits = s && s->n > 0 && s->n <= MAX_SAMPLES && s->n_stop_token_ids <= MAX_STOP_IDS &&
-                s->n_logit_bias <= MAX_BIASES && s->n_top_logprobs <= ENGINE_MAX_LOGPROBS &&
-                ids_in_vocabulary(runs, s->stop_token_ids, s->n_stop_token_ids);
-    for (size_t i = 0; fits && i < s->n_logit_bias; i++) {
-        fits = ids_in_vocabulary(runs, &s->logit_bias[i]->id, 1);
-    }
-    return fits;
-}
-
 static void refuse(struct runs *runs, struct run_target *target, uint64_t transfer,
                    Baton__FailCode code, bool retryable, const char *text)
 {
@@ -417,9 +394,9 @@ void runs_run(struct runs *runs, struct run_target *target, const Baton__ToPrefi
                "this node takes no new work");
         return;
     }
-    if (!sampling_fits(runs, message->sampling) || message->n_ids_total == 0 ||
+    if (wire_sampling_wrong(message->sampling, info->vocab_size) || message->n_ids_total == 0 ||
         message->n_ids > message->n_ids_total || message->n_generated >= message->n_ids_total ||
-        message->skip_pages != 0 || !ids_in_vocabulary(runs, message->ids, message->n_ids)) {
+        message->skip_pages != 0 || !wire_ids_fit(message->ids, message->n_ids, info->vocab_size)) {
         refuse(runs, target, message->transfer, BATON__FAIL_CODE__FAIL_INVALID, false,
                "the run contradicts itself or this node's vocabulary");
         return;
@@ -451,7 +428,11 @@ void runs_run(struct runs *runs, struct run_target *target, const Baton__ToPrefi
     run->ids = mem_array(message->n_ids_total, sizeof(*run->ids));
     memcpy(run->ids, message->ids, message->n_ids * sizeof(*run->ids));
     run->n_ids = (uint32_t)message->n_ids;
-    run_sampling_copy(run, message->sampling);
+    wire_sampling_read(&run->wire, message->sampling, info->eos_id);
+    run->n_samples = message->sampling->n;
+    for (uint32_t i = 0; i < run->n_samples; i++) {
+        run->sampling[i] = wire_sampling_of(&run->wire, i);
+    }
     list_push_back(&target->runs, &run->in_target);
     hmap_put_u64(target->by_id, run->id, run);
     runs->stats.n_started++;
@@ -469,7 +450,7 @@ void runs_ids(struct runs *runs, struct run_target *target, const Baton__IdsPart
     }
     if (part->first != run->n_ids || part->n_ids == 0 ||
         part->n_ids > run->n_ids_total - run->n_ids ||
-        !ids_in_vocabulary(runs, part->ids, part->n_ids)) {
+        !wire_ids_fit(part->ids, part->n_ids, engine_info(runs->options.engine)->vocab_size)) {
         run_fail(run, BATON__FAIL_CODE__FAIL_INVALID, false, "a part of the ids does not fit");
         return;
     }

@@ -7,13 +7,11 @@
 
 #include "base/ledger.h"
 #include "engine/accept.h"
+#include "node/wire.h"
 #include "prefill/handoff.h"
 
 enum {
     MAX_PARCEL_PAGES = 32, /* 28 MB of V4-Flash: one flush a parcel is then far below 1 % */
-    MAX_SAMPLES = 16,
-    MAX_STOP_IDS = 64,
-    MAX_BIASES = 1024,
     MAX_HELD_SLOTS = 4096,
     PROGRESS_EVERY_MS = 500,
 };
@@ -46,15 +44,14 @@ struct run {
     uint32_t *ids;
     uint32_t n_ids, n_ids_total, n_generated;
     uint32_t n_samples;
-    struct engine_sampling sampling[MAX_SAMPLES];
-    struct engine_bias *biases;
-    uint32_t banned[MAX_STOP_IDS + 1];
+    struct engine_sampling sampling[WIRE_MAX_SAMPLES];
+    struct wire_sampling wire;
     struct engine_seq *seq;
     struct batch_prompt prompt;
     bool prompt_out, call_out;
     bool started; /* its first chunk has begun: the decode node was told */
     uint32_t n_done;
-    struct engine_draw draws[MAX_SAMPLES];
+    struct engine_draw draws[WIRE_MAX_SAMPLES];
     uint32_t slots[MAX_HELD_SLOTS]; /* granted and not used yet, a ring */
     uint32_t slots_first, n_slots;
     uint32_t n_pages, pages_ready, next_page, next_seq;
@@ -91,8 +88,7 @@ void run_destroy(struct run *run);
 /* parcels.c: sends whatever there is to send and slots for; drops a parcel without put and sum. */
 void run_pump(struct run *run);
 void run_parcel_drop(struct parcel *parcel);
-/* The first tokens; and how all of them are drawn. */
+/* The first tokens. */
 void run_first_send(struct run *run);
-void run_sampling_copy(struct run *run, const Baton__Sampling *s);
 
 #endif

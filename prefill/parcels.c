@@ -11,7 +11,6 @@
 
 #include "base/log.h"
 #include "base/mem.h"
-#include "engine/sampler.h"
 
 static void parcels_tell(struct run *run);
 
@@ -285,23 +284,9 @@ void run_first_send(struct run *run)
         sample->ids = arena_alloc(arena, sizeof(uint32_t));
         sample->ids[0] = draw->id;
         if (run->sampling[i].want_logprobs) {
-            Baton__TokenLogprobs *logprobs = arena_alloc(arena, sizeof(*logprobs));
-            Baton__Logprob *entries = arena_alloc(arena, (draw->n_top + 1) * sizeof(*entries));
-            baton__token_logprobs__init(logprobs);
-            logprobs->top = arena_alloc(arena, (draw->n_top + 1) * sizeof(*logprobs->top));
-            logprobs->n_top = draw->n_top;
-            for (uint32_t k = 0; k <= draw->n_top; k++) {
-                baton__logprob__init(&entries[k]);
-                entries[k].id = k ? draw->top[k - 1].id : draw->id;
-                entries[k].logprob = k ? draw->top[k - 1].logprob : draw->logprob;
-                if (k) {
-                    logprobs->top[k - 1] = &entries[k];
-                }
-            }
-            logprobs->token = &entries[0];
             sample->n_logprobs = 1;
             sample->logprobs = arena_alloc(arena, sizeof(*sample->logprobs));
-            sample->logprobs[0] = logprobs;
+            sample->logprobs[0] = wire_logprobs_make(draw, arena);
         }
         first.samples[i] = sample;
     }
@@ -311,40 +296,5 @@ void run_first_send(struct run *run)
     arena_free(arena);
     if (status) {
         run_fail(run, BATON__FAIL_CODE__FAIL_PEER_LOST, true, "the link is full");
-    }
-}
-
-void run_sampling_copy(struct run *run, const Baton__Sampling *s)
-{
-    uint32_t n_banned = 0;
-    run->n_samples = s->n;
-    run->biases = mem_array(s->n_logit_bias + 1, sizeof(*run->biases));
-    for (size_t i = 0; i < s->n_logit_bias; i++) {
-        run->biases[i] = (struct engine_bias){s->logit_bias[i]->id, s->logit_bias[i]->bias};
-    }
-    for (size_t i = 0; i < s->n_stop_token_ids; i++) {
-        run->banned[n_banned++] = s->stop_token_ids[i];
-    }
-    if (!s->ignore_eos) {
-        run->banned[n_banned++] = engine_info(run->runs->options.engine)->eos_id;
-    }
-    for (uint32_t i = 0; i < s->n; i++) {
-        run->sampling[i] = (struct engine_sampling){
-            .temperature = s->temperature,
-            .top_p = s->top_p,
-            .min_p = s->min_p,
-            .top_k = s->top_k,
-            .presence_penalty = s->presence_penalty,
-            .frequency_penalty = s->frequency_penalty,
-            .repetition_penalty = s->repetition_penalty,
-            .n_logit_bias = (uint32_t)s->n_logit_bias,
-            .logit_bias = run->biases,
-            .seed = sampler_seed(s->seed, i),
-            .n_banned = n_banned,
-            .banned = run->banned,
-            .min_tokens = s->min_tokens,
-            .want_logprobs = s->logprobs,
-            .n_top_logprobs = s->n_top_logprobs,
-        };
     }
 }
