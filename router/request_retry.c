@@ -206,7 +206,10 @@ bool leg_failed(struct leg *leg, Baton__FailCode code, const char *where, bool r
     }
     note_tried(leg, leg->node);
     leg_detach(leg, outcome_of(code));
-    if (is_final(code, &final_code)) {
+    /* Limits differ between nodes: what is too long for one may fit another, or local prefill. */
+    bool may_fit_elsewhere = code == BATON__FAIL_CODE__FAIL_TOO_LONG && retryable &&
+                             leg->n_attempts + 1 < requests->options.n_attempts;
+    if (is_final(code, &final_code) && !may_fit_elsewhere) {
         return end_with(leg, final_code, "%s: %s", node_id, text);
     }
     if (code == BATON__FAIL_CODE__FAIL_PREEMPTED && leg->n_preempted < REQUEST_MAX_PREEMPTED) {
