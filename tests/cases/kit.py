@@ -481,12 +481,12 @@ class Cluster:
     """A router and its nodes, started by scripts/cluster on free ports."""
 
     def __init__(self, build, layout="split", prefill=1, decode=1, engine="sim", script=None, extra=(), model=TINY,
-                 host="127.0.0.1"):
+                 host="127.0.0.1", local=None):
         self.build, self.layout, self.model, self.engine = build, layout, model, engine
         self.folder = tempfile.mkdtemp(prefix="cases-")
         self.n_prefill = prefill if layout == "split" else 0
         self.n_decode = decode
-        options = [f"router:--local-prefill={'never' if layout == 'split' else 'auto'}"]
+        options = [f"router:--local-prefill={local or ('never' if layout == 'split' else 'auto')}"]
         if engine == "sim":
             options += ["node:--sim-page-bytes=8192", "node:--sim-tail-bytes=16384", "node:--sim-step=1"]
         if script is not None:
@@ -666,6 +666,53 @@ class Cluster:
 
     def baseline(self):
         return Baseline(self)
+
+
+class Daemon:
+    """One program started by hand, with what it says."""
+
+    def __init__(self, build, name, *options, env=None):
+        self.name, self.lines = name, []
+        argv = [os.path.join(build, name, f"baton-{name}"), *options]
+        if name != "router" and not any(option.startswith("--engine") for option in options):
+            argv += ["--engine=sim", f"--sim-vocab={n_ids(TINY)}", "--sim-step=1"]
+            for option in ("--sim-page-bytes=8192", "--sim-tail-bytes=16384"):
+                if not any(o.startswith(option.split("=")[0]) for o in options):
+                    argv.append(option)
+        self.child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                      env={**environment(), **(env or {})})
+        threading.Thread(target=lambda: self.lines.extend(self.child.stdout), daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.child.kill()
+        self.child.wait()
+
+    def said(self):
+        return "".join(self.lines)
+
+    def says(self, text, seconds=5):
+        wait_for(f"{self.name} says {text!r}; it said {self.said()[-1500:]}", lambda: text in self.said(), seconds)
+        return self.said()
+
+    def ends(self, seconds=2.0):
+        """Its exit code, once it ends by itself."""
+        try:
+            code = self.child.wait(seconds * PATIENCE)
+        except subprocess.TimeoutExpired:
+            raise Wrong(f"{self.name} still runs after {seconds * PATIENCE:.1f} s: {self.said()[-1500:]}") from None
+        time.sleep(0.05)
+        need("Sanitizer" not in self.said() and "runtime error" not in self.said(), "a sanitizer's report", self.said())
+        return code
+
+
+def n_ids(model):
+    """Ids of a model's tokenizer."""
+    with open(os.path.join(model, "tokenizer.json"), encoding="utf-8") as file:
+        tokenizer = json.load(file)
+    return max([*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])]) + 1
 
 
 def rows_of(value):

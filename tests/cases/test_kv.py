@@ -1,0 +1,163 @@
+"""The KV cache on its way: cancels in every gap, pairs that do not fit, twins, prefill nodes that refuse."""
+import contextlib
+import random
+import threading
+import time
+
+import kit
+from kit import Daemon, Wire, check, frame, need, wait_for
+
+suite = kit.Suite()
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+# One landing slot a transfer and prompts of several chunks: transfers take their time.
+slow = suite.cluster(layouts=("split", "lone"), extra=[
+    "prefill:--sim-prefill-speed=20000", "decode:--sim-prefill-speed=20000", "decode:--landing-slots=2",
+    "decode:--slots-per-transfer=1", "node:--chunk=256", "node:--pages=64", "prefill:--queue=256", "decode:--queue=256"])
+
+
+def held(c):
+    return any(c.pages_listed().values()) or c.router.metric("baton_requests_live") or any(
+        node.metric("baton_requests_queued") + node.metric("baton_requests_running") +
+        node.metric("baton_transfers_in_flight") for node in c.nodes)
+
+
+@slow("KV-02")
+def cancels_in_every_gap(c):
+    rng = random.Random(50425)
+    for round_i in range(3):
+        wires = [Wire(c.address) for _ in range(100)]
+        for i, wire in enumerate(wires):
+            wire.send(frame("POST", CHAT, {"messages": [{"role": "user", "content": f"{round_i} {i} " + "word " * 1900}],
+                                           "max_tokens": 50, "stream": i % 2 == 0}))
+        # each client leaves at a moment of its own; the last ones while much still waits
+        end = time.monotonic() + 1.5
+        rng.shuffle(wires)
+        for wire in wires:
+            time.sleep(max(0.0, (end - time.monotonic()) / 50 * rng.random()))
+            if rng.random() < 0.5:
+                wire.reset()
+            else:
+                wire.close()
+        wait_for("all pages are free, with no new traffic", lambda: not held(c), 2)
+        start = time.monotonic()
+        c.good_chat("probe", max_tokens=2)
+        need(time.monotonic() - start < 2 * kit.PATIENCE, "the probe's time", time.monotonic() - start)
+    check("failed", c.router.metric("baton_requests_failed_total"), 0)
+
+
+# ------------------------------------------------------------------------------------------------ KV-03
+
+pair = suite.cluster(layouts=("split",), local="auto")
+
+
+@pair("KV-03")
+def pairs_that_do_not_fit(c):
+    """A prefill node of another layout: refused when it says hello, with the values of both, and never used."""
+    fits = c.workers()[0]["fingerprint"]
+    for option in ("--sim-page-bytes=16384", "--sim-tail-bytes=32768"):
+        with Daemon(c.build, "prefill", "--node-id=odd", f"--router=127.0.0.1:{c.join_port}", option) as odd:
+            def why():
+                rows = {w["id"]: w for w in c.workers()}
+                decode = rows["decode-0"]
+                states = [p for p in decode["pairs"] if p["prefill"] == "odd"]
+                text = odd.said() + c.log()
+                return text if ("fingerprint" in odd.said() and "fingerprint" in c.log() and not any(p["state"] == "ready" for p in states)) else None
+            text = wait_for("a refusal", why, 6)
+            need(fits[:8] in text, "our fingerprint is named", text[-1500:])
+            need(fits[:8] in odd.said(), "to both sides", odd.said()[-1500:])
+            for i in range(5):
+                c.good_chat(f"x {i}", max_tokens=2)
+            need(all(p["state"] != "ready" for w in c.workers() if w["role"] == "decode" for p in w["pairs"]
+                     if p["prefill"] == "odd"), "the pair never becomes ready", c.workers())
+            check("readiness", c.ask("GET", "/readyz").status, 200)
+        wait_for("the odd one is gone", lambda: "odd" not in {w["id"] for w in c.workers()}, 5)
+
+
+@suite.case("KV-03-red")
+def red_when_nothing_else_serves(build):
+    with kit.Cluster(build, "split") as c:
+        c.supervisor({"do": "kill", "name": "prefill-0"})
+        with Daemon(build, "prefill", "--node-id=odd", f"--router=127.0.0.1:{c.join_port}", "--sim-page-bytes=16384") as odd:
+            wait_for("red", lambda: c.ask("GET", "/readyz").status == 503, 4)
+            odd.says("fingerprint", 6)
+            time.sleep(0.5)
+            answer = c.ask("GET", "/readyz")
+            check("still red", answer.status, 503)
+            need(answer.json()["reasons"], "and it says why", answer)
+            start = time.monotonic()
+            answer = c.chat("x", max_tokens=2)
+            check("a request", (answer.status, answer.error()["code"]), (503, "no_ready_node"))
+            need(time.monotonic() - start < 1 * kit.PATIENCE, "at once")
+
+
+# ------------------------------------------------------------------------------------------------ KV-06
+
+twins = suite.cluster(extra=["node:--pages=40", "decode:--max-sequences=8", "decode:--queue=256", "prefill:--queue=256"])
+
+
+@twins("KV-06")
+def twins_at_once(c):
+    prefix = [5 + i % 90 for i in range(512)]
+    prompts = [prefix + [10 + i] for i in range(32)]
+    alone = [c.good_completion(p, max_tokens=8, temperature=0)["choices"][0]["text"] for p in prompts]
+    check("answers differ by the last id", len(set(alone)), 32)
+    for _ in range(5):
+        gate = threading.Barrier(32)
+
+        def one(i):
+            body = {"prompt": prompts[i], "max_tokens": 8, "temperature": 0}
+            with Wire(c.address) as wire:
+                gate.wait()
+                wire.send(frame("POST", COMPLETIONS, body))
+                answer = wire.answer()
+            check(f"status ({answer.body[:200]!r})", answer.status, 200)
+            return answer.json()["choices"][0]["text"]
+
+        check("all as they were alone", kit.together([lambda i=i: one(i) for i in range(32)]), alone)
+
+
+# ------------------------------------------------------------------------------------------------ KV-07
+
+
+@suite.case("KV-07")
+def prefill_refuses(build):
+    for options, what in ((["prefill:--max-context=512", "decode:--max-context=4096"], "a smaller limit"),
+                          (["prefill:--pages=2", "decode:--pages=64"], "too few pages")):
+        for local in ("never", "auto"):
+            with kit.Cluster(build, "split", extra=options, local=local) as c:
+                baseline = c.baseline()
+                for stream in (False, True):
+                    start = time.monotonic()
+                    answer = (c.chat_stream if stream else c.chat)("word " * 900, max_tokens=4)
+                    took = time.monotonic() - start
+                    if local == "auto":
+                        need(isinstance(answer, kit.Stream) or answer.status == 200, f"{what}: decode prefills itself", answer)
+                    else:
+                        need(isinstance(answer, kit.Answer) and answer.status in (400, 503), f"{what}: refused", answer)
+                        answer.error()
+                    need(took < 1.5 * kit.PATIENCE, f"{what}: it took {took:.2f} s")
+                baseline.check()
+
+
+@suite.case("KV-07-drain")
+def prefill_drains_out_of_time(build):
+    """SIGTERM to the prefill node, with a grace that runs out in the middle of a prompt."""
+    with kit.Cluster(build, "split", extra=["prefill:--sim-prefill-speed=1000", "prefill:--grace=1s"], local="auto") as c:
+        pid = c.pids()["prefill-0"]
+        with Wire(c.address) as wire:
+            wire.send(frame("POST", CHAT, {"messages": [{"role": "user", "content": "word " * 6000}], "max_tokens": 4}))
+            wait_for("it computes", lambda: c.prefill().metric("baton_requests_running") == 1)
+            start = time.monotonic()
+            kit.kill(pid, 15)
+            answer = wire.answer()
+            check(f"another attempt serves it ({answer.body[:200]!r})", answer.status, 200)
+            need(time.monotonic() - start < 4 * kit.PATIENCE, "in time", time.monotonic() - start)
+        wait_for("the node ends", lambda: c.pids()["prefill-0"] is None, 5)
+        with contextlib.suppress(KeyError):
+            del c.processes["prefill-0"]
+        wait_for("all is free", lambda: not held(c), 3)
+
+
+if __name__ == "__main__":
+    suite.main()
