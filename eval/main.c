@@ -105,7 +105,20 @@ static const struct opt_program program = {
     .name = "baton-eval",
     .version = BATON_VERSION,
     .summary = "compute with a checkpoint, without a server",
-    .description = "Reads standard input and writes standard output; see the commands.",
+    .description =
+        "Reads standard input and writes standard output: JSON, one object a line, but for the "
+        "text of "
+        "bits.\n\n"
+        "logits: {\"tokens\": [ids], \"forced\": [ids]} in; {\"logits\": [...]} out, of the token "
+        "after "
+        "the prompt, then after each forced one.\n\n"
+        "generate: {\"tokens\": [ids], \"n\": 8} in; {\"ids\": [...]} out, greedy, up to the end "
+        "token.\n\n"
+        "bits: text in; bits per byte of it under the model out.\n\n"
+        "encode: {\"text\": \"...\", \"plain\": false} in; {\"ids\": [...]} out, as generate takes "
+        "them; "
+        "plain: added tokens in the text are text like any other.\n\n"
+        "info: reads nothing; what the engine says of itself, and which kernels were chosen.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
 };
