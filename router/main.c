@@ -165,8 +165,13 @@ static enum status open_model(struct router *router, struct error *err)
         status = tokenizer_open(options->model, &router->tokenizer, err);
     }
     if (!status) {
+        struct error why;
         status = chat_format_open(options->encoding ? options->encoding : options->model,
-                                  &router->format, err);
+                                  &router->format, &why);
+        if (status) {
+            error_set(err, status, "%s%s", why.text,
+                      status == STATUS_NOT_FOUND ? "; scripts/import-encoding makes it" : "");
+        }
     }
     if (status) {
         return status;
