@@ -60,7 +60,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
             T, M, OPT_STRING, node_id, "node-id", "NAME", NULL, 0, 0,                              \
             "Name of this node, unique in the cluster. Default: role, host name and process id."), \
         NODE_OPTION(T, M, OPT_LIST, routers, "router", "HOST:PORT", NULL, 0, 0,                    \
-                    "gRPC address of a router to join; may be given several times."),              \
+                    "gRPC address of a router to join."),                                          \
         NODE_OPTION(T, M, OPT_STRING, host, "host", "HOST", "127.0.0.1", 0, 0,                     \
                     "Address to listen on, for gRPC and for the HTTP probes."),                    \
         NODE_OPTION(T, M, OPT_STRING, advertise_host, "advertise-host", "HOST", NULL, 0, 0,        \

@@ -48,13 +48,13 @@ static const struct opt_spec specs[] = {
      .value = "TEXT",
      AT(api_keys),
      .help =
-         "Key that clients must send as bearer token; may be given several times. Better in the "
+         "Key that clients must send as bearer token. Better in the "
          "environment (BATON_API_KEY) or a file than on the command line. Default: none asked."},
     {.kind = OPT_LIST,
      .name = "cors-origin",
      .value = "ORIGIN",
      AT(cors_origins),
-     .help = "Web origin that browsers may call from, or *; may be given several times."},
+     .help = "Web origin that browsers may call from, or *."},
     {.kind = OPT_STRING,
      .name = "cluster-token",
      .value = "TEXT",
