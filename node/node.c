@@ -332,13 +332,45 @@ static enum status read_tls(struct node *node, struct error *err)
     return status;
 }
 
+/* What a router would refuse, or nobody could dial: told before weights are loaded, which may take
+ * minutes. */
+static enum status check_options(const struct node_options *options, struct error *err)
+{
+    if (options->node_id) {
+        size_t bytes = strlen(options->node_id);
+        size_t plain =
+            strspn(options->node_id, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                                     "0123456789._-");
+        if (bytes < 1 || bytes > HELLO_NODE_ID_MAX || plain != bytes) {
+            return error_set(err, STATUS_INVALID,
+                             "--node-id \"%s\": want 1 to %d letters, digits, '.', '_' and '-'",
+                             options->node_id, HELLO_NODE_ID_MAX);
+        }
+    }
+    for (size_t i = 0; i < options->routers.n; i++) {
+        struct net_address address;
+        struct error why = {""};
+        enum status status = net_address_parse(options->routers.items[i], &address, &why);
+        if (!status && (!address.has_port || !address.host[0])) {
+            status = error_set(&why, STATUS_INVALID, "it needs a host and a port");
+        }
+        if (status) {
+            return error_set(err, status, "--router %s: %s", options->routers.items[i], why.text);
+        }
+    }
+    return STATUS_OK;
+}
+
 /* A name or literal that others can reach. */
 static enum status choose_advertised(struct node *node, struct error *err)
 {
     const struct node_options *options = node->config.options;
     struct net_address address;
     const char *text = options->advertise_host ? options->advertise_host : options->host;
-    enum status status = net_address_parse(text, &address, err);
+    enum status status = check_options(options, err);
+    if (!status) {
+        status = net_address_parse(text, &address, err);
+    }
     if (status) {
         return status;
     }
@@ -441,10 +473,6 @@ static enum status fill_hello(struct node *node, struct error *err)
     const struct engine_info *info = engine_info(node->engine);
     Baton__Hello *hello = &node->hello;
     if (options->node_id) {
-        if (strlen(options->node_id) > HELLO_NODE_ID_MAX) {
-            return error_set(err, STATUS_INVALID, "--node-id is longer than %d bytes",
-                             HELLO_NODE_ID_MAX);
-        }
         snprintf(node->node_id, sizeof(node->node_id), "%s", options->node_id);
     } else {
         char host[40] = "host";
