@@ -520,7 +520,7 @@ class Cluster:
                 self.find()
                 return self
             problem = done.stdout + done.stderr
-            if "in use" not in problem:
+            if "taken" not in problem:
                 break
         log = self.log()
         shutil.rmtree(self.folder, ignore_errors=True)
