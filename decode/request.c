@@ -594,19 +594,8 @@ static void admit_soon(struct requests *requests)
 
 static void enqueue(struct request *request)
 {
-    struct requests *requests = request->requests;
-    Baton__FromDecode__Admitted admitted = BATON__FROM_DECODE__ADMITTED__INIT;
-    Baton__FromDecode message = BATON__FROM_DECODE__INIT;
-    admitted.request = request->id;
-    admitted.attempt = request->attempt;
-    admitted.n_ahead = requests->n_in_state[REQUEST_QUEUED];
-    message.what_case = BATON__FROM_DECODE__WHAT_ADMITTED;
-    message.admitted = &admitted;
-    if (request->sink->send(request->sink, &message)) {
-        log_debug("request", "%016" PRIx64 ": admitted could not be said", request->id);
-    }
     request_move(request, REQUEST_QUEUED);
-    admit_soon(requests);
+    admit_soon(request->requests);
 }
 
 void requests_start(struct requests *requests, struct request_sink *sink,
@@ -813,11 +802,28 @@ static bool expire_one(struct requests *requests, uint64_t now_ns)
     return false;
 }
 
+/* Most requests have their first token before the next tick, and then the router need not be told
+ * that they were admitted: that would be a message in three. */
+static void tell_waiting(struct requests *requests)
+{
+    static const enum request_state waiting[] = {REQUEST_QUEUED, REQUEST_OPENING, REQUEST_TRANSFER,
+                                                 REQUEST_LOCAL};
+    for (size_t s = 0; s < sizeof(waiting) / sizeof(waiting[0]); s++) {
+        uint32_t n_ahead = 0;
+        list_for_each(at, &requests->states[waiting[s]])
+        {
+            request_tell_admitted(list_entry(at, struct request, in_state), n_ahead);
+            n_ahead += waiting[s] == REQUEST_QUEUED;
+        }
+    }
+}
+
 void requests_tick(struct requests *requests)
 {
     uint64_t now_ns = loop_now_ns();
     while (expire_one(requests, now_ns)) {
     }
+    tell_waiting(requests);
     admit_soon(requests);
 }
 

@@ -46,7 +46,7 @@ struct request {
     uint32_t *ids;
     uint32_t n_ids, n_ids_total, n_generated;
     uint32_t credit;
-    bool front;
+    bool front, admission_told;
     Baton__Deadlines deadlines;
     bool remote;
     char prefill_id[65];
@@ -90,6 +90,8 @@ void request_settle(struct request *request);
 /* request_tell.c: has the sample's tokens or end sent at the end of the turn. */
 void request_tell_soon(struct requests *requests, struct sample *sample);
 void requests_flush_all(void *cookie);
+/* Once, to a request that waits for its first token. */
+void request_tell_admitted(struct request *request, uint32_t n_ahead);
 void request_tell_failed(struct requests *requests, struct request_sink *sink, uint64_t id,
                          uint32_t attempt, Baton__FailCode code, const char *node, bool retryable,
                          const char *text);

@@ -34,6 +34,21 @@ void request_tell_failed(struct requests *requests, struct request_sink *sink, u
     }
 }
 
+void request_tell_admitted(struct request *request, uint32_t n_ahead)
+{
+    if (request->admission_told || !request->sink) {
+        return;
+    }
+    Baton__FromDecode__Admitted admitted = BATON__FROM_DECODE__ADMITTED__INIT;
+    Baton__FromDecode message = BATON__FROM_DECODE__INIT;
+    admitted.request = request->id;
+    admitted.attempt = request->attempt;
+    admitted.n_ahead = n_ahead;
+    message.what_case = BATON__FROM_DECODE__WHAT_ADMITTED;
+    message.admitted = &admitted;
+    request->admission_told = request->sink->send(request->sink, &message) == STATUS_OK;
+}
+
 static void pack_row(struct sample *sample, Baton__FromDecode__Row *row, struct arena *arena)
 {
     struct request *request = sample->request;
