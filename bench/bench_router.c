@@ -310,10 +310,13 @@ static void make_request(bool stream, int max_tokens)
                              n, body);
 }
 
-static void wait_events(int timeout_ms, bool again)
+/* Sleeps, and does not poll: the nodes may share this core. */
+static void wait_events(uint64_t timeout_ns, bool again)
 {
     struct epoll_event events[512];
-    int n = epoll_wait(epoll_fd, events, 512, timeout_ms);
+    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000),
+                               .tv_nsec = (long)(timeout_ns % 1000000000)};
+    int n = epoll_pwait2(epoll_fd, events, 512, &timeout, NULL);
     for (int i = 0; i < n; i++) {
         struct connection *connection = events[i].data.ptr;
         bool was_busy = connection->busy;
@@ -332,7 +335,7 @@ static void run_closed(double seconds)
         connection_ask(&connections[i], start_ns);
     }
     while (loop_now_ns() < end_ns) {
-        wait_events(100, true);
+        wait_events(100 * NS_PER_MS, true);
     }
     double spent_s = (double)(loop_now_ns() - start_ns) * 1e-9;
     printf("%d connections: %.0f requests/s, %lu errors\n", n_connections, (double)n_done / spent_s,
@@ -345,11 +348,12 @@ static void run_open(double rate, double seconds)
 {
     make_request(false, 1);
     pids_before();
-    uint64_t start_ns = loop_now_ns(), n_sent = 0, n_late = 0;
+    uint64_t start_ns = loop_now_ns(), n_sent = 0;
     uint64_t n_all = (uint64_t)(rate * seconds);
     while (n_done < n_all && loop_now_ns() < start_ns + (uint64_t)((seconds + 5) * 1e9)) {
         uint64_t now_ns = loop_now_ns();
         uint64_t due_ns = start_ns + (uint64_t)((double)n_sent * 1e9 / rate);
+        bool late = false;
         if (n_sent < n_all && now_ns >= due_ns) {
             struct connection *free_one = NULL;
             for (int i = 0; !free_one && i < n_connections; i++) {
@@ -359,10 +363,15 @@ static void run_open(double rate, double seconds)
                 connection_ask(free_one, due_ns);
                 n_sent++;
             } else {
-                n_late++;
+                late = true;
             }
         }
-        wait_events(0, false);
+        due_ns = start_ns + (uint64_t)((double)n_sent * 1e9 / rate);
+        now_ns = loop_now_ns();
+        wait_events(n_sent == n_all || late ? NS_PER_MS
+                    : due_ns > now_ns       ? due_ns - now_ns
+                                            : 0,
+                    false);
     }
     printf("%.0f requests/s asked, %lu of %lu answered, %lu errors\n", rate, n_done, n_all,
            n_errors);
@@ -389,7 +398,7 @@ static void run_streams(void)
     }
     while (n_done + n_errors < (uint64_t)n_connections &&
            loop_now_ns() < start_ns + 300ull * 1000000000) {
-        wait_events(100, false);
+        wait_events(100 * NS_PER_MS, false);
         if (loop_now_ns() - look_ns > 200000000) {
             look_ns = loop_now_ns();
             for (int i = 0; i < n_pids; i++) {
