@@ -147,6 +147,9 @@ bool leg_send_ids(struct leg *leg)
     struct link_stats stats;
     Baton__ToDecode message = BATON__TO_DECODE__INIT;
     Baton__IdsPart part = BATON__IDS_PART__INIT;
+    if (leg->n_sent == leg->n_ids) {
+        return true; /* most prompts: all of it was in Start */
+    }
     uint32_t *ids = mem_array(PART_IDS, sizeof(*ids));
     message.what_case = BATON__TO_DECODE__WHAT_IDS;
     message.ids = &part;
