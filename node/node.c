@@ -23,10 +23,6 @@
 
 enum { TICK_MS = 100, DEFAULT_LEASE_MS = 1500, ANSWER_MS = 200 };
 
-#ifndef BATON_VERSION
-#define BATON_VERSION "0.1.0"
-#endif
-
 struct node {
     struct node_config config;
     struct loop *loop;
@@ -536,6 +532,7 @@ enum status node_open(const struct node_config *config, struct node **ret_node, 
     service_config_init(&service);
     service.name = config->name;
     service.version = BATON_VERSION;
+    service.commit = BATON_COMMIT;
     service.lease_ns = config->options->lease_ns;
     service.grace_ns = config->options->grace_ns;
     service.die_with_parent = config->options->die_with_parent;
@@ -586,6 +583,9 @@ int node_run(struct node *node)
         return 2;
     }
     rpc_server_start(node->server);
+    if (node->config.options->routers.n == 0) {
+        log_warn("node", "no --router is given: nobody will send this node work");
+    }
     service_reason_set(node->service, "router", "no router has been joined");
     service_reason_clear(node->service, "starting");
     loop_timer_arm(node->tick, TICK_MS * NS_PER_MS);

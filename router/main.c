@@ -335,6 +335,7 @@ static enum status router_open(struct router *router, struct error *err)
     service_config_init(&service);
     service.name = options_program.name;
     service.version = BATON_VERSION;
+    service.commit = BATON_COMMIT;
     service.lease_ns = options->lease_ns;
     service.grace_ns = options->grace_ns;
     service.die_with_parent = options->die_with_parent;

@@ -260,7 +260,7 @@ static struct node *node_create(struct registry *registry, const Baton__Hello *h
         text_copy(node->http_host, sizeof(node->http_host), hello->http->host);
         node->http_port = (uint16_t)hello->http->port;
     }
-    if (hello->fingerprint.len <= sizeof(node->fingerprint)) {
+    if (hello->fingerprint.len > 0 && hello->fingerprint.len <= sizeof(node->fingerprint)) {
         memcpy(node->fingerprint, hello->fingerprint.data, hello->fingerprint.len);
         node->fingerprint_bytes = hello->fingerprint.len;
     }

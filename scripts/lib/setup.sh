@@ -64,17 +64,17 @@ install_packages() {
         "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${wanted[@]}"
 }
 
-# build DIR MESON-OPTIONS...: configures once, then builds.
+programs=(router/baton-router prefill/baton-prefill decode/baton-decode eval/baton-eval)
+
+# build DIR "TARGETS" MESON-OPTIONS...: configures once, then builds the targets, or all.
 build() {
-    local dir=$1
-    shift
+    local dir=$1 targets=$2
+    shift 2
     if [ ! -f "$dir/build.ninja" ]; then
         meson setup "$dir" "$top" "$@" || return 1
-    else
-        meson configure "$dir" "$@" >/dev/null || return 1
-        meson setup --reconfigure "$dir" "$top" >/dev/null || return 1
     fi
-    ninja -C "$dir"
+    # shellcheck disable=SC2086  # targets are words
+    ninja -C "$dir" $targets
 }
 
 # The best bundled model there is.
