@@ -113,6 +113,7 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
         ops->mhc_pre(first, rows, &layer->hc_attn, layer->attn_norm, f->streams, f->x, f->mix);
         attention(f, i, rows);
         ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
+        tick(cookie); /* half a layer: a large chunk on a slow host is no hang */
         ops->mhc_pre(first, rows, &layer->hc_ffn, layer->ffn_norm, f->streams, f->x, f->mix);
         mixture(f, i, rows);
         ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
