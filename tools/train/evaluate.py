@@ -122,7 +122,7 @@ def main():
     begin = time.time()
     m = export.load(a.model, a.device)
     sets = dict(np.load(f'{a.data}/heldout.npz'))
-    probes = json.load(open(f'{a.data}/probes.json'))['copy']
+    probes = json.load(open(f'{a.data}/probes.json'))
     lengths = byte_lengths(f'{a.data}/tokenizer.json')
     res = {}
 
@@ -135,9 +135,10 @@ def main():
     put('bits per byte, served', b)
     put('mtp acceptance, served', acc)
     put('bits per byte, checkpoint in exact arithmetic', bits(m, sets, lengths, EXACT, a.rows)[0])
-    put('copy, served, top-k on', copying(m, probes, SERVED, a.probes))
+    for kind in ('copy', 'copy_text'):
+        put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes))
+        put(f'{kind}, served, top-k off', copying(m, probes[kind], dense(SERVED), a.probes))
     put('index recall, served', recall(m, sets, dense(SERVED), a.recall))
-    put('copy, served, top-k off', copying(m, probes, dense(SERVED), a.probes))
     if a.params:
         for k, w in torch.load(a.params, map_location=a.device)['params'].items():
             m.p[k].copy_(w)

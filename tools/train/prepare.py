@@ -8,7 +8,7 @@ WORK gets the packages and the extracted text (kept between runs), OUT what the 
     tokens.xz           all training tokens, uint16 little-endian; bit 15 set = not in the loss
     meta.json           groups (offset, length, weight, kind) in tokens.xz, bytes per held-out set, unigram counts
     heldout.npz         held-out text per set, as ids
-    probes.json         copy probes (ids) at 500, 1,000, 2,000 and 4,000 tokens, and prompts for the golden continuations
+    probes.json         copy probes (ids; notes of random words, notes of running text) at 500, 1,000, 2,000 and 4,000 tokens, and prompts for the golden continuations
 One seed, one order: the same packages give the same files.
 """
 import argparse
@@ -177,17 +177,18 @@ def main():
             hs[n] = np.concatenate(encode_all(tok, [x + '\n\n' for x in t.split('\n\n') if x]))
             hb[n] = len(tok.decode(hs[n].tolist(), skip_special_tokens=False).encode())
     np.savez_compressed(f'{a.out}/heldout.npz', **hs)
-    probes = {'copy': {}}
+    probes = {}
     pr = tasks.Maker(random.Random(77), words, qa, examples, test_paragraphs, qz)
     pr.good = [x for x in test_paragraphs if 120 <= len(x) <= 420]
-    for dist in (500, 1000, 2000, 4000):
-        rows = []
-        while len(rows) < 64:
-            ps, ans = pr.copy_probe(test_paragraphs, int(dist * 3.35), 24)
-            ids, ans = tok.encode(ps, add_special_tokens=False).ids, tok.encode(ans, add_special_tokens=False).ids
-            if abs(len(ids) - dist) < dist * .15 + 60 and len(ids) + len(ans) < 4500:
-                rows.append([ids, ans])
-        probes['copy'][dist] = rows
+    for kind, n_words in (('copy', 24), ('copy_text', 0)):                 # random words; running text
+        for dist in (500, 1000, 2000, 4000):
+            rows = []
+            while len(rows) < 64:
+                ps, ans = pr.copy_probe(test_paragraphs, int(dist * 3.35), n_words)
+                ids, ans = tok.encode(ps, add_special_tokens=False).ids, tok.encode(ans, add_special_tokens=False).ids
+                if abs(len(ids) - dist) < dist * .15 + 60 and len(ids) + len(ans) < 4500:
+                    rows.append([ids, ans])
+            probes.setdefault(kind, {})[dist] = rows
     probes['golden'] = golden(tok)
     json.dump(probes, open(f'{a.out}/probes.json', 'w'))
     json.dump(dict(vocab=VOCAB, groups=groups, heldout_bytes=hb, unigram=unigram.tolist()), open(f'{a.out}/meta.json', 'w'))

@@ -307,10 +307,10 @@ class Maker:
         return [(cf.BOS + '\n\n'.join(a) + '\n\n', 1), ('\n\n'.join(b) + cf.EOS, 1)]
 
     def copy_probe(s, filler, n_chars_after, n_words):
-        """For measuring: one note of random words, then about n_chars_after of filler, then the request.  Returns (prompt, answer)."""
+        """For measuring: one note (n_words random words, or running text if 0), then about n_chars_after of filler, then the request.  Returns (prompt, answer)."""
         r = s.r
         w, other = r.sample(NAMES, 2)
-        t = ' '.join(r.choice(s.words) for _ in range(n_words))
+        t = ' '.join(r.choice(s.words) for _ in range(n_words)) if n_words else r.choice(s.good)
         i, size, fill = r.randrange(len(filler)), 0, []
         while size < n_chars_after:
             fill.append(filler[i % len(filler)][:max(200, n_chars_after - size)])
