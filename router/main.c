@@ -258,15 +258,18 @@ static enum status open_network(struct router *router, struct error *err)
 static void fill_context(struct router *router, struct api_context *context)
 {
     const struct options *options = &router->options;
-    static const enum chat_effort efforts[] = {CHAT_EFFORT_LOW, CHAT_EFFORT_HIGH, CHAT_EFFORT_MAX};
+    const char *text = options_efforts[options->effort];
+    enum chat_effort effort = CHAT_EFFORT_HIGH;
+    /* The table holds words of the encoding only. */
+    (void)!chat_effort_from_text(text, strlen(text), &effort);
     *context = (struct api_context){
         .model = router->hello.model,
         .tokenizer = router->tokenizer,
         .format = router->format,
         .temperature = (double)router->config.temperature,
         .top_p = (double)router->config.top_p,
-        .thinking = options->thinking,
-        .effort = efforts[options->effort],
+        .thinking = options->thinking && effort != CHAT_EFFORT_NONE,
+        .effort = effort,
     };
     if (options->served_names.n > 1) {
         context->aliases = (const char *const *)options->served_names.items + 1;

@@ -8,7 +8,9 @@
 #include "base/log.h"
 
 static const char *const local_prefill_names[] = {"auto", "never", "only", NULL};
-static const char *const effort_names[] = {"low", "high", "max", NULL};
+/* What a request may say; main.c reads the chosen one as it reads a request's. */
+const char *const options_efforts[] = {"none", "minimal", "low", "medium",
+                                       "high", "xhigh",   "max", NULL};
 
 #define AT(field) .offset = offsetof(struct options, field)
 #define HOUR_NS 3600000000000
@@ -120,7 +122,7 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_ENUM,
      .name = "reasoning-effort",
      .initial = "high",
-     .choices = effort_names,
+     .choices = options_efforts,
      AT(effort),
      .help = "Effort of thinking where a request does not say."},
     {.kind = OPT_BOOL,

@@ -31,6 +31,9 @@ struct options {
     bool log_json, die_with_parent;
 };
 
+/* Words of a request's reasoning_effort, by options.effort; the last is NULL. */
+extern const char *const options_efforts[];
+
 extern const struct opt_program options_program;
 
 #endif
