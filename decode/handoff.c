@@ -117,6 +117,18 @@ static void grant_soon(struct handoff *handoff)
     }
 }
 
+static void send_cancel(struct transfer *transfer)
+{
+    Baton__ToPrefill__Cancel cancel = BATON__TO_PREFILL__CANCEL__INIT;
+    Baton__ToPrefill message = BATON__TO_PREFILL__INIT;
+    cancel.transfer = transfer->id;
+    message.what_case = BATON__TO_PREFILL__WHAT_CANCEL;
+    message.cancel = &cancel;
+    if (peer_send(transfer->peer, &message)) {
+        log_debug("handoff", "%016" PRIx64 ": cancel could not be sent", transfer->id);
+    }
+}
+
 /* Out of `open`: nothing of it is believed any more, its slots are revoked. */
 static void transfer_close(struct transfer *transfer, bool tell_prefill)
 {
@@ -130,14 +142,7 @@ static void transfer_close(struct transfer *transfer, bool tell_prefill)
         peer_note_undrained(transfer->peer, transfer->id);
     }
     if (tell_prefill) {
-        Baton__ToPrefill__Cancel cancel = BATON__TO_PREFILL__CANCEL__INIT;
-        Baton__ToPrefill message = BATON__TO_PREFILL__INIT;
-        cancel.transfer = transfer->id;
-        message.what_case = BATON__TO_PREFILL__WHAT_CANCEL;
-        message.cancel = &cancel;
-        if (peer_send(transfer->peer, &message)) {
-            log_debug("handoff", "%016" PRIx64 ": cancel could not be sent", transfer->id);
-        }
+        send_cancel(transfer);
     }
     if (transfer->n_jobs == 0) {
         transfer_destroy(transfer);
@@ -347,6 +352,9 @@ static enum status send_run(struct transfer *transfer)
         message.what_case = BATON__TO_PREFILL__WHAT_IDS;
         message.ids = &part;
         status = peer_send(transfer->peer, &message);
+        if (status) {
+            send_cancel(transfer); /* the Run went out: it must not wait for the rest over there */
+        }
     }
     return status;
 }

@@ -127,6 +127,7 @@ bool landing_land(struct landing *landing, uint32_t slot, uint64_t owner)
 void landing_release(struct landing *landing, uint32_t slot)
 {
     ledger_move(landing->ledger, slot, SLOT_LANDED, SLOT_FREE, 0, NULL);
+    landing->freed(landing->cookie);
 }
 
 uint32_t landing_revoke(struct landing *landing, uint64_t owner)

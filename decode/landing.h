@@ -27,8 +27,9 @@ struct json_writer;
 /* A revoked slot is free again after this long, whatever its peer says. */
 enum { LANDING_REVOKED_MS = 10000 };
 
-/* Creates the region and its slots. `freed` runs (from the event loop) when slots came back from
- * revoked. Errors: EXHAUSTED with what to enlarge. */
+/* Creates the region and its slots. `freed` runs whenever slots became free, in whatever way: a
+ * transfer may wait for one. It may run inside a call, so it only notes that. Errors: EXHAUSTED
+ * with what to enlarge. */
 must_check enum status landing_create(struct loop *loop, struct transport *transport,
                                       uint32_t n_slots, size_t slot_bytes,
                                       void (*freed)(void *cookie), void *cookie,

@@ -535,6 +535,13 @@ void runs_tick(struct runs *runs)
             }
         }
     }
+    list_for_each_safe(at, &runs->states[RUN_RECEIVING])
+    {
+        struct run *run = list_entry(at, struct run, in_state);
+        if (now_ns - run->arrival_ns > RECEIVING_TIMEOUT_MS * NS_PER_MS) {
+            run_fail(run, BATON__FAIL_CODE__FAIL_INVALID, true, "the ids did not come whole");
+        }
+    }
     start_soon(runs);
 }
 

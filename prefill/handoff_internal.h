@@ -14,6 +14,7 @@ enum {
     MAX_PARCEL_PAGES = 32, /* 28 MB of V4-Flash: one flush a parcel is then far below 1 % */
     MAX_HELD_SLOTS = 4096,
     PROGRESS_EVERY_MS = 500,
+    RECEIVING_TIMEOUT_MS = 10000, /* parts follow their Run at once */
 };
 
 enum run_state { RUN_RECEIVING, RUN_QUEUED, RUN_COMPUTING, RUN_SENDING, RUN_ENDING, N_RUN_STATES };
