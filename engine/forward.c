@@ -122,12 +122,17 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
     return STATUS_OK;
 }
 
-void forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits)
+enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,
+                           struct error *err)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = &f->ranks[k];
         f->ops->head(rank->device, &rank->globals, f->streams, which, n,
                      ret_logits + rank->vocab_first, f->vocab);
     }
-    f->ops->wait(f->ranks[0].device);
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < f->n_ranks && !status; k++) {
+        status = f->ops->wait(f->ranks[k].device, err);
+    }
+    return status;
 }

@@ -45,7 +45,9 @@ must_check enum status forward_init(struct forward *f, struct error *err);
 must_check enum status forward_run(struct forward *f, const struct ops_rows *rows,
                                    const _Atomic bool *cancel, void (*tick)(void *cookie),
                                    void *cookie);
-/* Logits of n rows of the last run: ret_logits [n, vocab]. */
-void forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits);
+/* Logits of n rows of the last run: ret_logits [n, vocab], in the devices' memory. SYSTEM: a device
+ * failed, now or earlier in the run. */
+must_check enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
+                                      float *ret_logits, struct error *err);
 
 #endif

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/buf.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "engine/batch.h"
 #include "engine/engine_ops.h"
@@ -139,7 +140,9 @@ static enum status model_open(struct engine *engine, const struct engine_options
     struct ops_limits limits = {.n_rows = info->max_chunk_tokens > info->max_batch_rows
                                               ? info->max_chunk_tokens
                                               : info->max_batch_rows,
+                                .n_seqs = info->max_batch_rows,
                                 .n_tokens = info->max_context_tokens,
+                                .page_tokens = info->page_tokens,
                                 .heavy_ratio = m->config.heavy_ratio,
                                 .n_threads = options->n_threads};
     uint8_t identity[16];
@@ -252,6 +255,20 @@ static void finish_row(struct engine *engine, struct engine_seq *seq, struct eng
     }
 }
 
+/* Logits of the last run, or the end of the node: what a failed device computed can't be trusted,
+ * nor can the pages and slots it wrote. */
+static enum status take_logits(struct model_engine *m, const uint32_t *which, uint32_t n,
+                               float *ret_logits)
+{
+    struct error err;
+    enum status status = forward_logits(&m->forward, which, n, ret_logits, &err);
+    if (status) {
+        log_error("engine", "the device failed: %s", err.text);
+        return STATUS_FATAL;
+    }
+    return STATUS_OK;
+}
+
 static enum status model_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
                                  uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
 {
@@ -262,7 +279,10 @@ static enum status model_prefill(struct engine *engine, struct engine_seq *seq, 
         return status;
     }
     uint32_t last = n_ids - 1;
-    forward_logits(&m->forward, &last, 1, m->prefill_logits);
+    status = take_logits(m, &last, 1, m->prefill_logits);
+    if (status) {
+        return status;
+    }
     m->drawn_tokens = seq->n_tokens + n_ids;
     finish_row(engine, seq, row, m->prefill_logits, seq->n_tokens + n_ids);
     return STATUS_OK;
@@ -282,8 +302,9 @@ static enum status model_step(struct engine *engine, struct engine_row *rows, ui
             m->which[n++] = i;
         }
     }
-    if (n) {
-        forward_logits(&m->forward, m->which, n, m->logits);
+    status = n ? take_logits(m, m->which, n, m->logits) : STATUS_OK;
+    if (status) {
+        return status;
     }
     for (uint32_t i = 0; i < n; i++) {
         struct engine_row *row = &rows[m->which[i]];

@@ -15,9 +15,12 @@
  * graph to bitwise equality over chunkings and batches.
  *
  * Arrays are row-major floats in the device's memory; with rounding on they hold bfloat16 values.
- * T is rows->n_rows. To add a backend: fill the table, give it a line in kernels/registry.c that
- * says what it needs, and run tests/kernels on it. To add an operation: it must be the model's own,
- * at the grain at which a GPU fuses it, with a CPU version first.
+ * So are all that a layer points to and the three regions of struct ops_kv; struct ops_rows, the
+ * arrays it points to and head's `which` are host memory. T is rows->n_rows.
+ *
+ * To add a backend: fill the table, give it a line in kernels/registry.c that says what it needs,
+ * and run tests/kernels on it. To add an operation: it must be the model's own, at the grain at
+ * which a GPU fuses it, with a CPU version first.
  *
  *   embed       token ids to the four streams
  *   mhc         hyper-connections: streams to a sublayer's normed input, and its output back
@@ -74,12 +77,15 @@ struct ops_dims {
     double yarn_factor, yarn_beta_fast, yarn_beta_slow, yarn_original;
 };
 
-/* Largest call. */
+/* Largest call, and where. */
 struct ops_limits {
     uint32_t n_rows;
+    uint32_t n_seqs;      /* most sequences of a call; 0: as many as rows */
     uint32_t n_tokens;    /* longest sequence */
+    uint32_t page_tokens; /* a page, in every layer with entries; 0: no call has pages */
     uint32_t heavy_ratio; /* of heavy layers; 0: none */
     uint32_t n_threads;   /* of a host backend; 0: one a core */
+    uint32_t device_i;    /* which one, of a backend with several: N of cuda:N */
 };
 
 enum ops_format { OPS_F32, OPS_BF16, OPS_FP8_BLOCK, OPS_MXFP4, OPS_NVFP4 };
@@ -206,9 +212,16 @@ struct ops {
     enum status (*pack)(struct ops_device *device, const struct ops_source *source,
                         struct ops_matrix *ret_matrix);
     void *(*upload)(struct ops_device *device, const void *data, size_t bytes);
-    void (*wait)(struct ops_device *device);
+    /* Copies between host memory and the device's, in the order of the calls. `write` has read its
+     * source when it returns; what `read` asks for is there after wait. */
+    void (*write)(struct ops_device *device, void *memory, const void *data, size_t bytes);
+    void (*read)(struct ops_device *device, void *ret_data, const void *memory, size_t bytes);
+    /* Until all that was asked for is done. SYSTEM, now and ever after: something failed since
+     * open, and err has the first that did; no result since then may be used. */
+    must_check enum status (*wait)(struct ops_device *device, struct error *err);
 
-    /* First of a call: whatever depends on positions alone. */
+    /* First of a call: whatever depends on positions alone, and the rows for a device that can't
+     * read the host's memory. The rows of the operations that follow are these. */
     void (*begin)(struct ops_device *device, const struct ops_rows *rows);
     /* ret_streams [T, 4, hidden] */
     void (*embed)(struct ops_device *device, const struct ops_rows *rows,

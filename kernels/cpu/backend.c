@@ -75,8 +75,20 @@ static void *cpu_upload(struct ops_device *dev, const void *data, size_t bytes)
     return copy;
 }
 
-static void cpu_wait(struct ops_device *dev)
+static void cpu_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
 {
+    memcpy(memory, data, bytes);
+}
+
+static void cpu_read(struct ops_device *dev, void *ret_data, const void *memory, size_t bytes)
+{
+    memcpy(ret_data, memory, bytes);
+}
+
+/* Nothing of this backend can fail once it is open. */
+static enum status cpu_wait(struct ops_device *dev, struct error *err)
+{
+    return STATUS_OK;
 }
 
 /* Radians a token for each pair; see model.md for the YaRN ramp. */
@@ -204,6 +216,8 @@ const struct ops ops_cpu = {
     .allocated = cpu_allocated,
     .pack = cpu_pack,
     .upload = cpu_upload,
+    .write = cpu_write,
+    .read = cpu_read,
     .wait = cpu_wait,
     .begin = cpu_begin,
     .embed = cpu_embed,

@@ -3,7 +3,8 @@
  * The C library picks its versions by the processor (with and without fused multiply-add), so two
  * hosts of one build may differ in a last bit. These are plain double arithmetic, rounded once to
  * float: within 0.501 units in the last place, which tests/kernels/test_ops.c checks. Inline, so
- * that loops around them can be vectorised.
+ * that loops around them can be vectorised; for the host and, by nvcc, for devices, where they must
+ * be compiled without contraction to keep their bits (-fmad=false).
  */
 #ifndef BATON_KERNELS_CPU_MATH_H
 #define BATON_KERNELS_CPU_MATH_H
@@ -11,12 +12,14 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/formats.h"
+
 /* 2^52 + 2^51: adding and subtracting it rounds a double below 2^51 to an integer. */
 #define CPU_ROUND_DOUBLE 6755399441055744.0
 
 /* e^x before it is rounded; x is taken within -110 and 90, beyond which the float is 0 or infinity.
  */
-static inline double cpu_exp_wide(float x)
+FORMATS_FN double cpu_exp_wide(float x)
 {
     double y = (double)(x < -110.0f ? -110.0f : (x > 90.0f ? 90.0f : x));
     double k = (y * 1.4426950408889634074 + CPU_ROUND_DOUBLE) - CPU_ROUND_DOUBLE;
@@ -40,13 +43,13 @@ static inline double cpu_exp_wide(float x)
 }
 
 /* e^x; 0 for -infinity. */
-static inline float cpu_exp(float x)
+FORMATS_FN float cpu_exp(float x)
 {
     return (float)cpu_exp_wide(x);
 }
 
 /* log(1 + e^z): 2 atanh(s) with s = u / (2 + u), u = e^-|z| in (0, 1], plus z where z > 0. */
-static inline float cpu_softplus(float z)
+FORMATS_FN float cpu_softplus(float z)
 {
     double u = cpu_exp_wide(z > 0.0f ? -z : z), s = u / (2.0 + u), q = s * s, p = 0.0;
     for (int n = 23; n >= 1; n -= 2) { /* s <= 1/3: the rest is below 1e-12 */
@@ -56,7 +59,7 @@ static inline float cpu_softplus(float z)
 }
 
 /* Sine and cosine of x, |x| < 1.6 million. */
-static inline void cpu_sincos(float x, float *ret_sin, float *ret_cos)
+FORMATS_FN void cpu_sincos(float x, float *ret_sin, float *ret_cos)
 {
     /* pi / 2 in two parts, the first of 33 bits: its product with k is exact for k below 2^20. */
     double y = (double)x;

@@ -1,0 +1,149 @@
+/* kernels/cuda/cuda.h - what the files of the CUDA backend share. Private to kernels/cuda and its
+ * tests; read by the C compiler and by nvcc.
+ *
+ * The device is one struct: a stream, memory and scratch made at open, and the rows of the call in
+ * device memory. An operation launches kernels on dev->stream and returns: it never waits, never
+ * allocates, and calls cuda_launched after each launch. What fails is kept in the device and told
+ * by `wait`; later operations may launch on, nobody uses what they give.
+ *
+ * These kernels are the reference on a device: every sum has the order of kernels/cpu, nothing is
+ * contracted (-fmad=false, see meson.build), and division, roots and the functions of
+ * kernels/cpu/math.h are exact or shared. So every operation gives the CPU's bits, in exact and in
+ * quantised arithmetic, which is what tests/kernels asks for. Tuned variants may not, and then
+ * state their bound.
+ */
+#ifndef BATON_KERNELS_CUDA_CUDA_H
+#define BATON_KERNELS_CUDA_CUDA_H
+
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CUDA_MAX_EXPERTS = 512, /* of one device */
+    CUDA_TILE_ROWS = 8      /* rows that a product takes at once */
+};
+
+struct cuda_memory;
+struct cuda_staging;
+
+struct ops_device {
+    struct ops_dims d;
+    struct ops_limits limits;
+    uint32_t n_sms;
+    cudaStream_t stream;
+    enum status failed; /* OK, or the first failure, in `failure` */
+    struct error failure;
+    struct cuda_memory *memory; /* list of what was taken from the driver */
+    size_t allocated;
+    struct cuda_staging *staging;
+    /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */
+    struct ops_rows rows;
+    float *freqs[2]; /* [rope_dim / 2]: window-only layers, the others */
+    float *rope[2];  /* [n_rows, rope_dim]: of each row's position, pairs (cos, sin) */
+    uint32_t max_entries, max_attended; /* of one row: in a sparse layer; entries and window */
+    float *quant;                       /* [n_rows, widest input] through the FP8 quantiser */
+    float *wide, *wide2;                /* [n_rows, widest output between two products] */
+    float *head_x;                      /* [n_rows, hidden] */
+    /* experts.cu: a lane is a row at an expert */
+    float *lane_a, *lane_b, *lane_y;
+    float *lane_weight;
+    uint32_t *lane_row, *lane_of; /* of lane: its row; of (row, choice): its lane */
+    uint32_t *expert_lanes;       /* [n_own]: how many */
+    struct cuda_tile *tiles;      /* as many as tile_count says */
+    uint32_t *tile_count, max_tiles;
+};
+
+/* Rows that a product takes at once: of one expert's lanes. */
+struct cuda_tile {
+    uint32_t expert, first, n;
+};
+
+/* --- backend.c */
+/* To be called after each launch of `what`. */
+void cuda_launched(struct ops_device *dev, const char *what);
+/* Keeps the first failure. */
+void cuda_failed(struct ops_device *dev, enum status status, const char *format, ...)
+    PRINTF_LIKE(3, 4);
+/* n * m floats or words of device memory, for `open`; *ok becomes false when there are none. */
+void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
+
+/* --- gemm.cu */
+/* Forms of a matrix: element types and where scales lie. */
+size_t cuda_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
+/* Writes the packed form into host memory. */
+void cuda_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
+/* y[r][0 .. matrix->rows) = x[r] W^T for n_rows rows, in the order of kernels/cpu/gemm.c; strides
+ * in floats. round: to bfloat16. x is taken as it is: see cuda_quant_rows. */
+void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
+               size_t x_stride, uint32_t n_rows, float *y, size_t y_stride, bool round);
+/* Two matrices of one shape and form on lanes that dev->tiles lists: matrix[i] of the tile's
+ * expert. x_row: row of x for a lane, or NULL: the lane itself. */
+struct cuda_weights {
+    const void *data[CUDA_MAX_EXPERTS];
+};
+void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
+                       const struct cuda_weights *matrices, const float *x, size_t x_stride,
+                       const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);
+/* Rows of n channels through the FP8 quantiser, groups of 128, into y (which may be x). */
+void cuda_quant_rows(struct ops_device *dev, const float *x, uint32_t n_rows, size_t n, float *y);
+/* x, or its quantised copy in dev->quant where `matrix` wants that. */
+const float *cuda_inputs(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
+                         uint32_t n_rows, size_t n);
+/* Whether `matrix` wants its inputs quantised. */
+static inline bool cuda_wants_quant(const struct ops_device *dev, const struct ops_matrix *matrix)
+{
+    return matrix->quant_input && !dev->d.exact;
+}
+
+/* --- the operations, one file each */
+void cuda_positions(struct ops_device *dev); /* `begin` once the rows are there: rope tables */
+void cuda_embed(struct ops_device *dev, const struct ops_rows *rows, const struct ops_matrix *table,
+                float *ret_streams);
+void cuda_mhc_pre(struct ops_device *dev, const struct ops_rows *rows, const struct ops_hc *hc,
+                  const float *norm, const float *streams, float *ret_x, float *ret_mix);
+void cuda_mhc_post(struct ops_device *dev, const struct ops_rows *rows, const float *y,
+                   const float *mix, float *streams);
+void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                  float *ret_kv);
+/* Scratch of the four operations on the cache, from `open`: false when out of memory. */
+bool cuda_attention_room(struct ops_device *dev);
+void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
+                   const struct ops_layer *layer, bool index, const float *x,
+                   const struct ops_kv *kv);
+void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, const float *qr, float *ret_iq,
+                  float *ret_iw);
+void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+               const float *iq, const float *iw, const struct ops_kv *kv,
+               struct ops_selection *ret_selection);
+void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+                 const float *q, const float *kv_rows, const struct ops_selection *selection,
+                 const struct ops_kv *kv, float *ret_o);
+void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+                const float *o, float *ret_y);
+void cuda_route(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+                const float *x, uint32_t *ret_experts, float *ret_weights);
+void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                  const float *weights, float *ret_y);
+void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const float *streams,
+               const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
+void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
+               float *const *y);
+
+extern const struct ops ops_cuda;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
