@@ -52,6 +52,8 @@ struct ops_device {
     float *quant;                       /* [n_rows, widest input] through the FP8 quantiser */
     float *wide, *wide2;                /* [n_rows, widest output between two products] */
     float *head_x;                      /* [n_rows, hidden] */
+    float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
+    size_t attention_floats;
     /* experts.cu: a lane is a row at an expert */
     float *lane_a, *lane_b, *lane_y;
     float *lane_weight;
@@ -114,7 +116,11 @@ void cuda_mhc_post(struct ops_device *dev, const struct ops_rows *rows, const fl
 void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
                   const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
                   float *ret_kv);
-/* Scratch of the four operations on the cache, from `open`: false when out of memory. */
+/* Whether the four operations on the cache serve these widths, from `open`: UNSUPPORTED says why
+ * not. */
+must_check enum status cuda_attention_check(const struct ops_dims *dims, struct error *err);
+/* Their scratch, from `open` once max_entries and max_attended are known: false when out of memory.
+ */
 bool cuda_attention_room(struct ops_device *dev);
 void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
                    const struct ops_layer *layer, bool index, const float *x,
