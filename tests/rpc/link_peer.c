@@ -4,7 +4,8 @@
  *   'e' echoes everything; 'c' expects numbers 1, 2, 3 ... and answers each 'end' with how many;
  *   'p' reads nothing for two seconds, then as 'c'; 'r' refuses the link by a hello_check that
  *   fails; 'f' answers and finishes; 'h' hangs (never answers, the loop sleeps).
- * With "dial PORT" it is a client that dials the parent's server and says "e".
+ * With "dial PORT" it is a client that dials the parent's server and says "e"; with "talk PORT" it
+ * goes on with 300 bytes every 10 ms.
  * argv: port, token. The incarnation in the hello is the process id. Health says that "" serves,
  * and "flip" changes every 100 ms.
  */
@@ -125,10 +126,24 @@ static void on_stream(void *cookie, struct link *link)
     link_attach(link, &events, peer);
 }
 
+static struct loop_timer *talk_timer;
+
+static void on_talk(void *cookie)
+{
+    struct link *const *link = cookie;
+    uint8_t bytes[300] = {0};
+    if (link_is_open(*link) && link_send(*link, bytes, sizeof bytes) == STATUS_OK) {
+        loop_timer_arm(talk_timer, NS_PER_S / 100);
+    }
+}
+
 static void dial_opened(void *cookie, struct link *link)
 {
     if (link_send(link, "e", 1) != STATUS_OK) {
         fprintf(stderr, "link_peer: the first message was not taken\n");
+    }
+    if (talk_timer) {
+        loop_timer_arm(talk_timer, NS_PER_S / 100);
     }
 }
 
@@ -146,9 +161,10 @@ static const struct link_events dial_events = {
     .closed = dial_closed,
 };
 
-static int dial(struct rpc_core *core, uint16_t port)
+static int dial(struct rpc_core *core, uint16_t port, bool talk)
 {
     struct link *link;
+    talk_timer = talk ? loop_timer_create(loop, on_talk, &link) : NULL;
     struct error err = {""};
     struct link_options options = {
         .host = "127.0.0.1", .port = port, .method = "/test.Parent/Serve"};
@@ -186,8 +202,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "link_peer: %s\n", err.text);
         return 1;
     }
-    if (argc > 2 && strcmp(argv[1], "dial") == 0) {
-        return dial(core, (uint16_t)atoi(argv[2]));
+    if (argc > 2 && (strcmp(argv[1], "dial") == 0 || strcmp(argv[1], "talk") == 0)) {
+        return dial(core, (uint16_t)atoi(argv[2]), argv[1][0] == 't');
     }
     if (rpc_server_create(core, &options, &server, &err) != STATUS_OK) {
         fprintf(stderr, "link_peer: %s\n", err.text);

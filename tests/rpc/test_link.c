@@ -442,6 +442,67 @@ static void test_client_lost(void **state)
     rpc_server_free(server);
 }
 
+static void on_talker(void *cookie, struct link *link)
+{
+    struct seen *seen = cookie;
+    while (seen->link) {
+        seen++;
+    }
+    on_stream(seen, link);
+}
+
+static unsigned n_closed(const struct seen *seen, unsigned n)
+{
+    unsigned n_found = 0;
+    for (unsigned i = 0; i < n; i++) {
+        n_found += seen[i].closed;
+    }
+    return n_found;
+}
+
+/* The server's end of links that were talking until the moment of the stop: no other ping may stand
+ * in the way of the keepalive's. */
+static void test_talkers_stopped(void **state)
+{
+    enum { N = 12 };
+    struct seen seen[N + 1] = {{.first = ""}};
+    struct child children[N];
+    struct error err = {""};
+    struct rpc_server *server;
+    struct rpc_server_options options = {.host = "127.0.0.1"};
+    assert_int_equal(rpc_server_create(core, &options, &server, &err), STATUS_OK);
+    rpc_server_add_stream(server, "/test.Parent/Serve", on_talker, seen);
+    rpc_server_start(server);
+    char port_text[16];
+    snprintf(port_text, sizeof port_text, "%u", rpc_server_port(server));
+    for (unsigned i = 0; i < N; i++) {
+        children[i] = child_spawn("talk", port_text);
+        for (unsigned j = 0; j < 2500 && seen[i].n_messages < 20; j++) {
+            run_ms(2);
+        }
+        assert_true(seen[i].n_messages >= 20);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        kill(children[i].pid, SIGSTOP);
+    }
+    uint64_t start_ns = loop_now_ns();
+    for (unsigned i = 0; i < 2500 && n_closed(seen, N) < N; i++) {
+        run_ms(2);
+    }
+    double worst_ms = 0;
+    for (unsigned i = 0; i < N; i++) {
+        assert_true(seen[i].closed);
+        double ms = (double)(seen[i].closed_ns - start_ns) / 1e6;
+        worst_ms = ms > worst_ms ? ms : worst_ms;
+        assert_int_equal(seen[i].status, STATUS_PEER_LOST);
+        link_close(seen[i].link);
+        child_kill(&children[i]);
+    }
+    print_message("%d talkers stopped: the last is seen after %.1f ms\n", N, worst_ms);
+    assert_true(worst_ms < 1800);
+    rpc_server_free(server);
+}
+
 /* Nobody listens; then close while an attempt is under way. */
 static void test_nobody(void **state)
 {
@@ -482,6 +543,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_finish, setup, teardown),
         cmocka_unit_test_setup_teardown(test_client_lost, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_talkers_stopped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nobody, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
