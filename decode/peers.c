@@ -579,6 +579,7 @@ void peers_set_view(struct peers *peers, const Baton__ToNode__Peer *const *nodes
     {
         struct peer *peer = list_entry(at, struct peer, link_in);
         if (!peer->listed) {
+            log_info("pairs", "%s: it left the cluster", peer->node_id);
             if (peer->greeted) {
                 peers->events->lost(peers->cookie, peer, "the node left the cluster");
             }
