@@ -1,5 +1,6 @@
 /* Compressor, index, top-k and attention over a sequence: against their equations in double over
- * the whole prompt, and bit for bit against themselves however the prompt is cut. */
+ * the whole prompt, and bit for bit against themselves however the prompt is cut. On the CPU, or on
+ * the device that the first argument names. */
 #include "util.h"
 
 enum { TOKENS = 70, PAGE_TOKENS = 32, N_PAGES = 8, PAGE_BYTES = 16384, SLOTS = 3 };
@@ -7,8 +8,9 @@ enum { TOKENS = 70, PAGE_TOKENS = 32, N_PAGES = 8, PAGE_BYTES = 16384, SLOTS = 3
 struct fixture {
     struct ops_dims d;
     struct ops_device *dev;
+    struct ops_device *cpu; /* for its rotation table */
     struct ops_layer layer;
-    struct ops_kv kv;
+    struct ops_kv kv, host; /* the device's, and a copy that reset_state and fetch bring in line */
     uint64_t seed;
     float *x, *q, *kv_rows; /* of every token */
     float *wkv, *wgate, *ape, *norm, *sink;
@@ -18,13 +20,13 @@ struct fixture {
 
 static void reset_state(struct fixture *f)
 {
-    memset(f->kv.pool, 0xff, N_PAGES * PAGE_BYTES);
-    memset(f->kv.windows, 0xff, SLOTS * f->kv.window_bytes);
+    memset(f->host.pool, 0xff, N_PAGES * PAGE_BYTES);
+    memset(f->host.windows, 0xff, SLOTS * f->kv.window_bytes);
     for (size_t i = 0; i < SLOTS * f->kv.state_bytes / sizeof(float); i++) {
-        ((float *)(void *)f->kv.states)[i] = 0.0f;
+        ((float *)(void *)f->host.states)[i] = 0.0f;
     }
     for (uint32_t s = 0; s < SLOTS; s++) {
-        float *state = (float *)(void *)(f->kv.states + s * f->kv.state_bytes);
+        float *state = (float *)(void *)(f->host.states + s * f->kv.state_bytes);
         if (f->layer.place.ratio != 4) {
             for (uint32_t ch = 0; ch < f->d.head_dim; ch++) {
                 state[ch] = -INFINITY;
@@ -39,6 +41,21 @@ static void reset_state(struct fixture *f)
             state += 4 * (size_t)d;
         }
     }
+    backend->write(f->dev, f->kv.pool, f->host.pool, N_PAGES * PAGE_BYTES);
+    backend->write(f->dev, f->kv.windows, f->host.windows, SLOTS * f->kv.window_bytes);
+    backend->write(f->dev, f->kv.states, f->host.states, SLOTS * f->kv.state_bytes);
+}
+
+/* Pages and slots as the device left them. */
+static void fetch(struct fixture *f)
+{
+    struct error err;
+    backend->read(f->dev, f->host.pool, f->kv.pool, N_PAGES * PAGE_BYTES);
+    backend->read(f->dev, f->host.windows, f->kv.windows, SLOTS * f->kv.window_bytes);
+    backend->read(f->dev, f->host.states, f->kv.states, SLOTS * f->kv.state_bytes);
+    if (backend->wait(f->dev, &err)) {
+        fail_msg("%s", err.text);
+    }
 }
 
 static void setup(struct fixture *f, uint64_t seed, uint32_t ratio, bool exact)
@@ -46,6 +63,7 @@ static void setup(struct fixture *f, uint64_t seed, uint32_t ratio, bool exact)
     *f = (struct fixture){.d = small_dims(exact), .seed = seed, .pages = {6, 1, 3}};
     struct ops_dims *d = &f->d;
     f->dev = open_device(d, TOKENS, 96, 16);
+    f->cpu = open_on(&ops_cpu, d, &(struct ops_limits){.n_rows = 1, .n_threads = 1});
     f->width = (ratio == 4 ? 2 : 1) * d->head_dim;
     f->x = random_floats(&f->seed, (size_t)TOKENS * d->hidden, 1.0f);
     f->q = random_floats(&f->seed, (size_t)TOKENS * d->n_heads * d->head_dim, 1.0f);
@@ -66,36 +84,43 @@ static void setup(struct fixture *f, uint64_t seed, uint32_t ratio, bool exact)
     p->key_scale = p->key + p->entries_a_page * formats_key_bytes(d->entry_kind, d->index_dim);
     p->window_scale = d->ring * entry;
     p->index_state = (size_t)OPS_STATE_RING * 4 * d->head_dim * sizeof(float);
+    const float *ape = to_device(backend, f->dev, f->ape, (size_t)16 * f->width * sizeof(float));
+    const float *norm = to_device(backend, f->dev, f->norm, d->head_dim * sizeof(float));
     f->layer.compressor =
         (struct ops_compressor){.wkv = pack_floats(f->dev, f->wkv, f->width, d->hidden),
                                 .wgate = pack_floats(f->dev, f->wgate, f->width, d->hidden),
-                                .ape = f->ape,
-                                .norm = f->norm};
+                                .ape = ape,
+                                .norm = norm};
     f->layer.index_compressor =
         (struct ops_compressor){.wkv = pack_floats(f->dev, f->wkv, 2 * d->index_dim, d->hidden),
                                 .wgate = pack_floats(f->dev, f->wgate, 2 * d->index_dim, d->hidden),
-                                .ape = f->ape,
-                                .norm = f->norm};
-    f->layer.attn_sink = f->sink;
-    f->kv = (struct ops_kv){.pool = mem_array(N_PAGES, PAGE_BYTES),
+                                .ape = ape,
+                                .norm = norm};
+    f->layer.attn_sink = to_device(backend, f->dev, f->sink, d->n_heads * sizeof(float));
+    f->kv = (struct ops_kv){.pool = backend->alloc(f->dev, (size_t)N_PAGES * PAGE_BYTES),
                             .page_bytes = PAGE_BYTES,
                             .window_bytes = d->ring * (entry + scale),
                             .state_bytes = p->index_state + (size_t)OPS_STATE_RING * 4 *
                                                                 d->index_dim * sizeof(float),
                             .stores_window = true};
-    f->kv.windows = mem_array(SLOTS, f->kv.window_bytes);
-    f->kv.states = mem_array(SLOTS, f->kv.state_bytes);
+    f->kv.windows = backend->alloc(f->dev, SLOTS * f->kv.window_bytes);
+    f->kv.states = backend->alloc(f->dev, SLOTS * f->kv.state_bytes);
+    f->host = f->kv;
+    f->host.pool = mem_array(N_PAGES, PAGE_BYTES);
+    f->host.windows = mem_array(SLOTS, f->kv.window_bytes);
+    f->host.states = mem_array(SLOTS, f->kv.state_bytes);
     reset_state(f);
 }
 
 static void teardown(struct fixture *f)
 {
-    void *all[] = {f->x,    f->q,    f->kv_rows, f->wkv,        f->wgate,    f->ape,
-                   f->norm, f->sink, f->kv.pool, f->kv.windows, f->kv.states};
+    void *all[] = {f->x,    f->q,    f->kv_rows,   f->wkv,          f->wgate,      f->ape,
+                   f->norm, f->sink, f->host.pool, f->host.windows, f->host.states};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         mem_free(all[i]);
     }
-    ops_cpu.close(f->dev);
+    backend->close(f->dev);
+    ops_cpu.close(f->cpu);
 }
 
 /* Entry j in double: its raw sum, norm and rotation. */
@@ -128,7 +153,7 @@ static void entry_of(const struct fixture *f, uint32_t j, uint32_t d, double *re
         ret[ch] = ret[ch] / sqrt(square / d + 1e-6) * (double)f->norm[ch];
     }
     for (uint32_t i = 0; i < f->d.rope_dim / 2; i++) {
-        double angle = (double)((float)(j * ratio) * f->dev->freqs[1][i]);
+        double angle = (double)((float)(j * ratio) * f->cpu->freqs[1][i]);
         double *at = ret + d - f->d.rope_dim + 2 * i, even = at[0], odd = at[1];
         at[0] = even * cos(angle) - odd * sin(angle);
         at[1] = even * sin(angle) + odd * cos(angle);
@@ -138,36 +163,45 @@ static void entry_of(const struct fixture *f, uint32_t j, uint32_t d, double *re
 }
 
 /* Runs compressor, index and attention over the tokens cut at `cuts`; o of every token. */
-static void run(struct fixture *f, const uint32_t *cuts, uint32_t n_cuts, float *iq, float *iw,
-                float *ret_o)
+static void run(struct fixture *f, const uint32_t *cuts, uint32_t n_cuts, const float *iq,
+                const float *iw, float *ret_o)
 {
     const struct ops_dims *d = &f->d;
-    size_t wide = (size_t)d->n_heads * d->head_dim;
-    struct ops_selection selection = {mem_array(TOKENS, sizeof(uint32_t)),
-                                      mem_array(TOKENS * d->index_topk, sizeof(uint32_t))};
+    size_t wide = (size_t)d->n_heads * d->head_dim, one_iq = (size_t)d->index_heads * d->index_dim;
+    const struct ops *ops = backend;
+    struct ops_device *dev = f->dev;
+    struct ops_selection selection = {poisoned_on(ops, dev, TOKENS * 4),
+                                      poisoned_on(ops, dev, (size_t)TOKENS * d->index_topk * 4)};
+    const float *x_d = to_device(ops, dev, f->x, TOKENS * (size_t)d->hidden * 4);
+    const float *q_d = to_device(ops, dev, f->q, TOKENS * wide * 4);
+    const float *rows_d = to_device(ops, dev, f->kv_rows, TOKENS * (size_t)d->head_dim * 4);
+    const float *iq_d = to_device(ops, dev, iq, TOKENS * one_iq * 4);
+    const float *iw_d = to_device(ops, dev, iw, TOKENS * (size_t)d->index_heads * 4);
+    float *o_d = poisoned_on(ops, dev, TOKENS * wide * 4);
     uint32_t at = 0;
     for (uint32_t c = 0; c <= n_cuts; c++) {
         uint32_t end = c < n_cuts ? cuts[c] : TOKENS;
         struct call call;
         call_clear(&call);
         call_add(&call, f->pages, 1, at, end - at);
-        ops_cpu.begin(f->dev, &call.rows);
-        const float *x = f->x + (size_t)at * d->hidden;
+        ops->begin(dev, &call.rows);
+        const float *x = x_d + (size_t)at * d->hidden;
         if (f->layer.place.ratio == 4) {
-            ops_cpu.compress(f->dev, &call.rows, &f->layer, true, x, &f->kv);
-            ops_cpu.topk(f->dev, &call.rows, &f->layer, iq + at * d->index_heads * d->index_dim,
-                         iw + at * d->index_heads, &f->kv, &selection);
+            ops->compress(dev, &call.rows, &f->layer, true, x, &f->kv);
+            ops->topk(dev, &call.rows, &f->layer, iq_d + at * one_iq, iw_d + at * d->index_heads,
+                      &f->kv, &selection);
         }
         if (f->layer.place.ratio) {
-            ops_cpu.compress(f->dev, &call.rows, &f->layer, false, x, &f->kv);
+            ops->compress(dev, &call.rows, &f->layer, false, x, &f->kv);
         }
-        ops_cpu.attend(f->dev, &call.rows, &f->layer, f->q + at * wide,
-                       f->kv_rows + (size_t)at * d->head_dim, &selection, &f->kv,
-                       ret_o + at * wide);
+        ops->attend(dev, &call.rows, &f->layer, q_d + at * wide, rows_d + (size_t)at * d->head_dim,
+                    &selection, &f->kv, o_d + at * wide);
         at = end;
     }
-    mem_free(selection.n);
-    mem_free(selection.index);
+    float *o = from_device(ops, dev, o_d, TOKENS * wide * 4);
+    memcpy(ret_o, o, TOKENS * wide * 4);
+    mem_free(o);
+    fetch(f);
 }
 
 /* The entries that token t attends to, in double. */
@@ -225,7 +259,7 @@ static void check_row(const struct fixture *f, uint32_t t, double (*entries)[64]
             want[i] /= z;
         }
         for (uint32_t i = 0; i < d->rope_dim / 2; i++) { /* back, at the query's position */
-            double angle = (double)((float)t * f->dev->freqs[f->layer.place.ratio != 0][i]);
+            double angle = (double)((float)t * f->cpu->freqs[f->layer.place.ratio != 0][i]);
             double *at = want + hd - d->rope_dim + 2 * i, even = at[0], odd = at[1];
             at[0] = even * cos(angle) + odd * sin(angle);
             at[1] = odd * cos(angle) - even * sin(angle);
@@ -256,8 +290,8 @@ static void check_sequence(uint32_t ratio)
         uint8_t *body, *scales;
         float stored[64];
         entry_of(&f, j, d->head_dim, entries[j]);
-        cpu_page_entry(d, &f.kv, &f.layer.place, f.pages, j, false, &body, &scales);
-        assert_ptr_equal(body, f.kv.pool + (size_t)f.pages[j * ratio / PAGE_TOKENS] * PAGE_BYTES +
+        cpu_page_entry(d, &f.host, &f.layer.place, f.pages, j, false, &body, &scales);
+        assert_ptr_equal(body, f.host.pool + (size_t)f.pages[j * ratio / PAGE_TOKENS] * PAGE_BYTES +
                                    64 + j % (PAGE_TOKENS / ratio) * d->head_dim * sizeof(float));
         cpu_entry_load(d, body, scales, stored);
         for (uint32_t i = 0; i < d->head_dim; i++) {
@@ -313,9 +347,9 @@ static void test_cuts(void **state)
         float *iw = random_floats(&f.seed, (size_t)TOKENS * d->index_heads, 1.0f);
         float *o = poisoned(TOKENS * wide), *again = poisoned(TOKENS * wide);
         run(&f, NULL, 0, iq, iw, o);
-        uint8_t *pool = mem_dup(f.kv.pool, N_PAGES * PAGE_BYTES);
-        uint8_t *windows = mem_dup(f.kv.windows, SLOTS * f.kv.window_bytes);
-        uint8_t *states = mem_dup(f.kv.states, SLOTS * f.kv.state_bytes);
+        uint8_t *pool = mem_dup(f.host.pool, N_PAGES * PAGE_BYTES);
+        uint8_t *windows = mem_dup(f.host.windows, SLOTS * f.kv.window_bytes);
+        uint8_t *states = mem_dup(f.host.states, SLOTS * f.kv.state_bytes);
         uint32_t cuts[TOKENS], n = 0;
         uint64_t seed = 100 + (uint64_t)round;
         for (uint32_t t = 1; t < TOKENS; t++) { /* singly in the first rounds */
@@ -326,9 +360,9 @@ static void test_cuts(void **state)
         reset_state(&f);
         run(&f, cuts, n, iq, iw, again);
         assert_memory_equal(again, o, TOKENS * wide * sizeof(float));
-        assert_memory_equal(f.kv.pool, pool, N_PAGES * PAGE_BYTES);
-        assert_memory_equal(f.kv.windows, windows, SLOTS * f.kv.window_bytes);
-        assert_memory_equal(f.kv.states, states, SLOTS * f.kv.state_bytes);
+        assert_memory_equal(f.host.pool, pool, N_PAGES * PAGE_BYTES);
+        assert_memory_equal(f.host.windows, windows, SLOTS * f.kv.window_bytes);
+        assert_memory_equal(f.host.states, states, SLOTS * f.kv.state_bytes);
         void *all[] = {iq, iw, o, again, pool, windows, states};
         for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
             mem_free(all[i]);
@@ -361,8 +395,9 @@ static void test_select(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    backend_choose(argc, argv);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_window), cmocka_unit_test(test_sparse),
                                        cmocka_unit_test(test_heavy), cmocka_unit_test(test_cuts),
                                        cmocka_unit_test(test_select)};

@@ -1,4 +1,5 @@
-/* What the tests of operations share: random inputs, poison, a small device, comparison in double.
+/* What the tests of operations share: the backend under test, random inputs, poison, a small
+ * device, comparison in double.
  */
 #ifndef BATON_TESTS_KERNELS_UTIL_H
 #define BATON_TESTS_KERNELS_UTIL_H
@@ -9,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +18,24 @@
 
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/registry.h"
+
+/* What is tested: the CPU, or the device that the program's argument names. */
+static const struct ops *backend __attribute__((unused)) = &ops_cpu;
+
+/* Skips the whole program where the device named by the first argument isn't there. */
+static inline void backend_choose(int argc, char **argv)
+{
+    struct registry_choice choice;
+    struct error err = {""};
+    if (argc > 1 && registry_find(argv[1], &choice, &err)) {
+        printf("%s: skipped\n", err.text);
+        exit(77);
+    }
+    if (argc > 1) {
+        backend = choice.ops;
+    }
+}
 
 static inline uint64_t next_random(uint64_t *state)
 {
@@ -97,22 +117,62 @@ static inline struct ops_dims small_dims(bool exact)
                              .compress_theta = 160000.0};
 }
 
-static inline struct ops_device *open_device(const struct ops_dims *dims, uint32_t n_rows,
-                                             uint32_t n_tokens, uint32_t heavy_ratio)
+static inline struct ops_device *open_on(const struct ops *ops, const struct ops_dims *dims,
+                                         const struct ops_limits *limits)
 {
-    struct ops_limits limits = {
-        .n_rows = n_rows, .n_tokens = n_tokens, .heavy_ratio = heavy_ratio, .n_threads = 2};
     struct ops_device *device;
     struct error err;
-    if (ops_cpu.open(dims, &limits, &device, &err)) {
+    if (ops->open(dims, limits, &device, &err)) {
         fail_msg("%s", err.text);
     }
     return device;
 }
 
+static inline struct ops_device *open_device(const struct ops_dims *dims, uint32_t n_rows,
+                                             uint32_t n_tokens, uint32_t heavy_ratio)
+{
+    struct ops_limits limits = {.n_rows = n_rows,
+                                .n_tokens = n_tokens,
+                                .page_tokens = 32,
+                                .heavy_ratio = heavy_ratio,
+                                .n_threads = 2};
+    return open_on(backend, dims, &limits);
+}
+
+/* A copy in the device's memory, and back; what comes back is the caller's. */
+static inline void *to_device(const struct ops *ops, struct ops_device *device, const void *data,
+                              size_t bytes)
+{
+    void *copy = ops->upload(device, data, bytes);
+    assert_non_null(copy);
+    return copy;
+}
+
+static inline void *from_device(const struct ops *ops, struct ops_device *device,
+                                const void *memory, size_t bytes)
+{
+    struct error err;
+    void *data = mem_alloc(bytes);
+    ops->read(device, data, memory, bytes);
+    if (ops->wait(device, &err)) {
+        fail_msg("%s", err.text);
+    }
+    return data;
+}
+
+/* Memory of the device that nobody has written to, see poisoned. */
+static inline void *poisoned_on(const struct ops *ops, struct ops_device *device, size_t bytes)
+{
+    void *data = mem_alloc(bytes);
+    memset(data, 0xff, bytes);
+    void *copy = to_device(ops, device, data, bytes);
+    mem_free(data);
+    return copy;
+}
+
 /* Packs w [rows, cols], which the caller keeps. */
-static inline struct ops_matrix pack_floats(struct ops_device *device, const float *w,
-                                            uint32_t rows, uint32_t cols)
+static inline struct ops_matrix pack_floats_on(const struct ops *ops, struct ops_device *device,
+                                               const float *w, uint32_t rows, uint32_t cols)
 {
     struct ops_source source = {.format = OPS_F32,
                                 .rows = rows,
@@ -123,8 +183,14 @@ static inline struct ops_matrix pack_floats(struct ops_device *device, const flo
                                 .block_cols = 1,
                                 .global_scale = 1.0f};
     struct ops_matrix matrix;
-    assert_int_equal(ops_cpu.pack(device, &source, &matrix), STATUS_OK);
+    assert_int_equal(ops->pack(device, &source, &matrix), STATUS_OK);
     return matrix;
+}
+
+static inline struct ops_matrix pack_floats(struct ops_device *device, const float *w,
+                                            uint32_t rows, uint32_t cols)
+{
+    return pack_floats_on(backend, device, w, rows, cols);
 }
 
 /* y[o] = sum_k w[o][k] x[k] in double. */
