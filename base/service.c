@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -643,6 +644,9 @@ void service_attach_httpd(struct service *service, struct httpd *server, struct 
             httpd_route_add(server, &routes[i]);
         }
     }
+#ifdef BATON_FAULT_POINTS
+    fault_attach_httpd(server);
+#endif
     server_metrics_register(service, server, metrics);
     service->servers[service->n_servers++] = server;
 }

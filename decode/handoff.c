@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/fault.h"
 #include "base/hmap.h"
 #include "base/list.h"
 #include "base/log.h"
@@ -265,7 +266,8 @@ static void grant_all(void *cookie)
         uint32_t n = transfer->n_slots_wanted - transfer->n_slots_granted_all;
         n = n < share - transfer->n_slots_held ? n : share - transfer->n_slots_held;
         n = n < 256 ? n : 256;
-        n = landing_grant(landing, transfer->id, n, slots);
+        n = FAULT_HIT(ACCEPT_GRANT) == FAULT_FAIL ? 0
+                                                  : landing_grant(landing, transfer->id, n, slots);
         if (n == 0) {
             continue;
         }
@@ -395,8 +397,13 @@ enum status handoff_start(struct handoff *handoff, struct peer *peer,
 static void job_run(void *cookie, struct workers_job *worker_job)
 {
     struct accept_job *job = cookie;
+    enum fault_action fault = FAULT_WAIT(ACCEPT_COPY);
+    if (fault == FAULT_CORRUPT) {
+        ((uint8_t *)job->pieces[0].src)[job->pieces[0].bytes / 2] ^= 1;
+    }
     job->status =
         accept_parcel(job->transfer_id, job->seq, job->pieces, job->n_pieces, job->checksum);
+    job->status = fault == FAULT_FAIL ? STATUS_CHECKSUM : job->status;
 }
 
 static void job_again(void *cookie)
@@ -538,7 +545,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
     if (!is_tail) {
         uint64_t end = (uint64_t)(transfer->next_page + n_slots) * info->page_tokens;
         uint32_t n_tokens = end < transfer->request.n_ids ? (uint32_t)end : transfer->request.n_ids;
-        if (engine_seq_reserve(transfer->seq, n_tokens)) {
+        if (FAULT_HIT(ACCEPT_ROOM) == FAULT_FAIL || engine_seq_reserve(transfer->seq, n_tokens)) {
             transfer_fail(transfer, true, BATON__FAIL_CODE__FAIL_NO_ROOM, "", true,
                           "the page pool ran short during a transfer");
             return;

@@ -1,6 +1,7 @@
 /* baton-decode: options and wiring. What it does is in decode/DESIGN.md. */
 #include <stdio.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "decode/service.h"
 
@@ -56,6 +57,7 @@ int main(int argc, char **argv)
     struct node *node;
     struct decode *decode = NULL;
     service_init();
+    FAULT_START(&argc, argv);
     opts_parse_or_exit(&program, argc, argv, &options);
     log_init((enum log_level)options.node.log_level, options.node.log_json, NULL);
     struct node_config config = {

@@ -87,7 +87,8 @@ static void peer_set_state(struct peer *peer, enum peer_state state, const char 
 enum status peer_send(struct peer *peer, const Baton__ToPrefill *message)
 {
     proto_pack(&message->base, &peer->peers->packed);
-    return link_send(peer->link, peer->peers->packed.data, peer->peers->packed.bytes);
+    return link_send_message(peer->link, &message->base, peer->peers->packed.data,
+                             peer->peers->packed.bytes);
 }
 
 static void pid_forget(struct peer *peer)

@@ -58,7 +58,8 @@ static enum status sink_send(struct request_sink *sink, const Baton__FromDecode 
     struct serving *serving = serving_of(sink);
     struct buf *packed = &serving->decode->packed;
     proto_pack(&message->base, packed);
-    enum status status = link_send(serving->link, packed->data, packed->bytes);
+    enum status status =
+        link_send_message(serving->link, &message->base, packed->data, packed->bytes);
     if (status == STATUS_EXHAUSTED && message->what_case == BATON__FROM_DECODE__WHAT_FAILED) {
         serving->clogged = true; /* a refusal was not told: the tick ends the link */
     }

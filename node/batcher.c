@@ -13,6 +13,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/workers.h"
@@ -213,8 +214,12 @@ static void unit_run(void *cookie, struct workers_job *job)
     struct batcher *batcher = cookie;
     struct unit *unit = &batcher->unit;
     unit->start_ns = loop_now_ns();
-    if (unit->kind == UNIT_STEP) {
+    if (unit->kind == UNIT_STEP && FAULT_WAIT(COMPUTE_STEP) == FAULT_FAIL) {
+        unit->status = STATUS_FATAL;
+    } else if (unit->kind == UNIT_STEP) {
         unit->status = engine_step(batcher->engine, unit->rows, unit->n_rows);
+    } else if (unit->kind == UNIT_CHUNK && FAULT_WAIT(COMPUTE_CHUNK) == FAULT_FAIL) {
+        unit->status = STATUS_FATAL;
     } else if (unit->kind == UNIT_CHUNK) {
         struct batch_prompt *prompt = unit->prompt;
         uint32_t n_done = prompt->prompt.n_done;

@@ -44,7 +44,8 @@ static void send_status(struct join *join)
     proto_pack(&message.base, &join->packed);
     for (size_t i = 0; i < join->n_routers; i++) {
         struct router *router = &join->routers[i];
-        if (router->greeted && link_send(router->link, join->packed.data, join->packed.bytes)) {
+        if (router->greeted &&
+            link_send_message(router->link, &message.base, join->packed.data, join->packed.bytes)) {
             log_debug("join", "%s: a status could not be sent", link_name(router->link));
         }
     }
@@ -101,7 +102,8 @@ static void on_opened(void *cookie, struct link *link)
     message.hello = (Baton__Hello *)router->join->options.hello;
     proto_pack(&message.base, &router->join->packed);
     router->greeted = false;
-    if (link_send(link, router->join->packed.data, router->join->packed.bytes)) {
+    if (link_send_message(link, &message.base, router->join->packed.data,
+                          router->join->packed.bytes)) {
         link_reset(link);
     }
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -215,6 +216,7 @@ static void on_tick(void *cookie)
 {
     struct node *node = cookie;
     uint64_t progress = atomic_load_explicit(&node->progress, memory_order_relaxed);
+    (void)FAULT_WAIT(COMPUTE_LOOP);
     bool busy = node->config.ops->busy(node->config.cookie);
     if (progress != node->progress_seen) {
         node->progress_seen = progress;

@@ -508,6 +508,11 @@ void run_target_fini(struct run_target *target)
 void runs_target_lost(struct runs *runs, struct run_target *target)
 {
     struct list *first;
+#ifdef BATON_FAULT_POINTS
+    if (target->peer) {
+        parcel_put_fault_lost(target->peer);
+    }
+#endif
     while ((first = list_first(&target->runs)) != NULL) {
         struct run *run = list_entry(first, struct run, in_target);
         list_remove(&run->in_target);
@@ -611,6 +616,9 @@ void runs_free(struct runs *runs)
     loop_defer_cancel(runs->options.loop, start_some, runs);
     loop_defer_cancel(runs->options.loop, reap, runs);
     runs->starting = runs->reaping = true;
+#ifdef BATON_FAULT_POINTS
+    parcel_put_fault_stop();
+#endif
     batcher_free(runs->batcher);
     for (int s = 0; s < N_RUN_STATES; s++) {
         struct list *first;

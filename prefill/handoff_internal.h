@@ -89,6 +89,21 @@ void run_destroy(struct run *run);
 /* parcels.c: sends whatever there is to send and slots for; drops a parcel without put and sum. */
 void run_pump(struct run *run);
 void run_parcel_drop(struct parcel *parcel);
+/* put_submit of a parcel, through its fault point in a drill build (put_fault.c). */
+#ifdef BATON_FAULT_POINTS
+must_check enum status parcel_put_fault(struct parcel *parcel, struct region *source,
+                                        struct put_run *puts, put_done_fn done, struct error *err);
+/* The peer is lost (NULL: all are): what is held back of it ends. */
+void parcel_put_fault_lost(const struct put_peer *peer);
+void parcel_put_fault_stop(void);
+#define PARCEL_PUT(parcel, source, puts, done, err) \
+    parcel_put_fault(parcel, source, puts, done, err)
+#else
+#define PARCEL_PUT(parcel, source, puts, done, err)                                        \
+    put_submit((parcel)->run->target->peer, source, puts, (parcel)->n_slots, done, parcel, \
+               &(parcel)->put, err)
+#endif
+
 /* The first tokens. */
 void run_first_send(struct run *run);
 

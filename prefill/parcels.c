@@ -134,8 +134,7 @@ static void parcel_go(struct parcel *parcel, struct region *source, const uint64
     } else {
         parcel->sum_out = true;
     }
-    enum status status = put_submit(target->peer, source, puts, parcel->n_slots, on_put_done,
-                                    parcel, &parcel->put, &err);
+    enum status status = PARCEL_PUT(parcel, source, puts, on_put_done, &err);
     if (status) {
         parcel->put = NULL;
         run_fail(run, BATON__FAIL_CODE__FAIL_PEER_LOST, true, "a put to %s was refused: %.200s",

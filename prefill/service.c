@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/hmap.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -55,7 +56,8 @@ static enum status target_send(struct run_target *target, const Baton__FromPrefi
         return STATUS_PEER_LOST;
     }
     proto_pack(&message->base, packed);
-    enum status status = link_send(client->link, packed->data, packed->bytes);
+    enum status status =
+        link_send_message(client->link, &message->base, packed->data, packed->bytes);
     client->clogged = client->clogged || status == STATUS_EXHAUSTED;
     return status;
 }
@@ -202,9 +204,14 @@ static enum status preflight_start(struct client *client, const Baton__ToPrefill
         return error_set(err, STATUS_CORRUPT, "a preflight without slots");
     }
     enum status status = hello_incarnation_draw(&client->pattern, err);
+    enum fault_action fault = FAULT_HIT(PUT_PREFLIGHT);
+    if (fault == FAULT_FAIL) {
+        return error_set(err, STATUS_PEER_LOST, "the preflight failed at a fault point");
+    }
     if (!status) {
         status = put_preflight(target->peer, slots, n, client->pattern, on_preflight, client, err);
     }
+    client->pattern += fault == FAULT_CORRUPT;
     return status;
 }
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net.h"
@@ -404,6 +405,7 @@ int main(int argc, char **argv)
     struct error err = {""};
     int code = 1;
     service_init();
+    FAULT_START(&argc, argv);
     opts_parse_or_exit(&options_program, argc, argv, &router.options);
     log_init((enum log_level)router.options.log_level, router.options.log_json, NULL);
     if (router_open(&router, &err)) {

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net.h"
@@ -100,7 +101,7 @@ static void send_views(struct registry *registry)
     list_for_each(at, &registry->nodes)
     {
         struct node *node = list_entry(at, struct node, in_registry);
-        if (link_send(node->join, registry->view.data, registry->view.bytes)) {
+        if (LINK_SEND_POINT(node->join, TO_NODE_VIEW, registry->view.data, registry->view.bytes)) {
             log_warn("registry", "%s: the view could not be sent", node->ref.id);
         }
     }
@@ -297,7 +298,8 @@ static void on_hello(struct joiner *joiner, const Baton__Hello *hello)
     message.what_case = BATON__TO_NODE__WHAT_HELLO;
     message.hello = (Baton__Hello *)registry->options.hello;
     proto_pack(&message.base, &registry->packed);
-    if (link_send(node->join, registry->packed.data, registry->packed.bytes)) {
+    if (link_send_message(node->join, &message.base, registry->packed.data,
+                          registry->packed.bytes)) {
         joiner_end(joiner, "it left at once");
         return;
     }

@@ -127,5 +127,5 @@ enum status registry_send(struct node *node, const Baton__ToDecode *message)
 {
     struct buf *packed = &node->registry->packed;
     proto_pack(&message->base, packed);
-    return link_send(node->serve, packed->data, packed->bytes);
+    return link_send_message(node->serve, &message->base, packed->data, packed->bytes);
 }

@@ -4,9 +4,11 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "rpc/accept.h"
+#include "rpc/link_fault.h"
 #include "rpc/stream.h"
 #include "rpc/wall.h"
 
@@ -47,6 +49,9 @@ struct link {
 
     uint64_t opened_ns, heard_ns;
     struct link_stats totals; /* of the streams before this one */
+#ifdef BATON_FAULT_POINTS
+    struct link_fault *fault; /* NULL: nothing has gone wrong yet */
+#endif
 };
 
 static void dial(struct link *link);
@@ -65,6 +70,9 @@ static void stream_release(struct link *link)
     struct stream *stream = link->stream;
     link->stream = NULL;
     link->open = false;
+#ifdef BATON_FAULT_POINTS
+    link_fault_clear(link->fault);
+#endif
     stream_drop(stream);
 }
 
@@ -103,9 +111,15 @@ static void on_opened(void *cookie)
     link->events->opened(link->cookie, link);
 }
 
+static void on_closed(void *cookie, enum rpc_code code, const char *text);
+
 static void on_message(void *cookie, const uint8_t *bytes, size_t n_bytes)
 {
     struct link *link = cookie;
+    if (FAULT_HIT(LINK_RECEIVE) == FAULT_CUT) {
+        on_closed(link, RPC_UNAVAILABLE, "cut at a fault point");
+        return;
+    }
     link->heard_ns = loop_now_ns();
     link->events->message(link->cookie, link, bytes, n_bytes);
 }
@@ -182,6 +196,10 @@ static void dial(struct link *link)
                                    .security = &link->security,
                                    .limits = &link->limits};
     struct error err;
+    if (FAULT_HIT(LINK_OPEN) == FAULT_FAIL) {
+        attempt_failed(link, STATUS_PEER_LOST, "failed at a fault point");
+        return;
+    }
     enum status status =
         stream_dial(link->core, &target, &client_events, link, &link->stream, &err);
     if (status != STATUS_OK) {
@@ -308,6 +326,9 @@ void link_close(struct link *link)
         return;
     }
     stream_release(link);
+#ifdef BATON_FAULT_POINTS
+    link_fault_free(link->fault);
+#endif
     loop_timer_free(link->timer);
     rpc_security_fini(&link->security);
     mem_free(link->host);
@@ -358,3 +379,29 @@ void link_stats(const struct link *link, struct link_stats *ret_stats)
         ret_stats->queued_messages_max = now.queued_messages_max;
     }
 }
+
+#ifdef BATON_FAULT_POINTS
+struct link_fault **link_fault_of(struct link *link)
+{
+    return &link->fault;
+}
+
+struct loop *link_fault_loop(struct link *link)
+{
+    return rpc_core_loop(link->core);
+}
+
+void link_fault_cut(struct link *link)
+{
+    if (link->open && link->events != NULL) {
+        on_closed(link, RPC_UNAVAILABLE, "cut at a fault point");
+    }
+}
+
+void link_fault_writable(struct link *link)
+{
+    if (link->open && link->events != NULL) {
+        on_writable(link);
+    }
+}
+#endif

@@ -82,6 +82,23 @@ void link_attach(struct link *link, const struct link_events *events, void *cook
 enum status must_check link_send(struct link *link, const void *bytes, size_t n_bytes);
 
 /*
+ * link_send at the fault point of the message, which was packed into bytes, or at one named
+ * (base/fault.h); link_send itself in a build without them.
+ */
+#ifdef BATON_FAULT_POINTS
+struct ProtobufCMessage;
+enum status must_check link_send_message(struct link *link, const struct ProtobufCMessage *message,
+                                         const void *bytes, size_t n_bytes);
+enum status must_check link_send_point(struct link *link, int point, const void *bytes,
+                                       size_t n_bytes);
+#define LINK_SEND_POINT(link, point, bytes, n_bytes) \
+    link_send_point(link, FAULT_##point, bytes, n_bytes)
+#else
+#define link_send_message(link, message, bytes, n_bytes) link_send(link, bytes, n_bytes)
+#define LINK_SEND_POINT(link, point, bytes, n_bytes) link_send(link, bytes, n_bytes)
+#endif
+
+/*
  * True: no further message callback runs and nothing more is read, so the peer's queue fills and
  * in the end its link_send refuses. Keepalive goes on. False: reading resumes. A new stream of a
  * client end begins unpaused.

@@ -1,0 +1,250 @@
+"""Every fault point with every action, against a cluster of real processes: two prefill nodes, two decode nodes and a
+router over the sim engine. Needs a build with -Dfault_points=true.
+
+    test_points.py BUILD_DIR [PATTERN...]       points whose name matches, or all
+
+Before anything goes wrong the answers are taken. Then each point is armed in every process for its next passes, the same
+requests run, and each must end: with its answer, or with an error, before its deadline. A stream may end early with an
+error; what it had said is the beginning of the answer. Never another token. Then all ledgers are at zero again, in the
+same processes unless the action ends one, and the same requests are answered.
+"""
+import fnmatch
+import os
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cases"))
+import kit  # noqa: E402  pylint: disable=wrong-import-position
+from kit import check, need, wait_for  # noqa: E402  pylint: disable=wrong-import-position
+
+PATH = "/v1/completions"
+DEADLINE_S = 14  # queue + prefill + transfer + generation of a request, below
+OPTIONS = ["router:--queue-timeout=3s", "router:--prefill-timeout=3s", "router:--transfer-timeout=3s",
+           "router:--generation-timeout=3s", "router:--attempts=4", "node:--chunk=256", "node:--pages=400",
+           "node:--sim-prefill-speed=200000", "decode:--landing-slots=12", "decode:--slots-per-transfer=4"]
+NAMES = ("router", "prefill-0", "prefill-1", "decode-0", "decode-1")
+# Points that a request passes only after something else went wrong, and what.
+ALSO = {"*.hello": ["link.receive=cut,n=1"], "ToNode.*": ["link.receive=cut,n=1"], "link.open": ["link.receive=cut,n=1"],
+        "*.preflight": ["link.receive=cut,n=1"], "ToPrefill.verified": ["link.receive=cut,n=1"],
+        "From*.failed": ["put.pages=fail,n=1"]}
+# Points where passes are rare or a fault must hit several: how often it happens.
+MANY = {"ToRouter.status": 12, "FromDecode.step": 3, "compute.loop": 6}
+
+
+def prompt(i, n):
+    return [3 + (i * 7919 + k * 31) % 2000 for k in range(n)]
+
+
+# Short and long prompts, parts of ids, an output longer than a stream's credit; seeded sampling and greedy.
+REQUESTS = [{"prompt": prompt(i, n), "max_tokens": most, "temperature": i % 2, "seed": 5 + i, "ignore_eos": True}
+            for i, (n, most) in enumerate([(20, 24), (700, 24), (1300, 24), (300, 200), (17000, 8), (600, 24)])]
+
+
+def text_of(answer):
+    return answer.json()["choices"][0]["text"]
+
+
+class Drill:
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.wanted = []
+
+    def armed(self, name):
+        process = self.cluster.processes[name]
+        return kit.get(process.address, "/debug/faults").json()
+
+    def arm(self, specs, names=NAMES):
+        for name in names:
+            body = "\n".join(specs).encode()
+            answer = kit.ask(self.cluster.processes[name].address, "POST", "/debug/faults", body)
+            check(f"arming {specs} at {name}: {answer.body!r}", answer.status, 200)
+
+    def faults(self, point):
+        found = {}
+        for name in NAMES:
+            try:
+                found[name] = self.armed(name)[point]["faults"]
+            except (OSError, kit.Wrong):
+                found[name] = None  # it was ended
+        return found
+
+    def ask(self, i, stream):
+        """(kind, text): whole, or what came before an error."""
+        body = REQUESTS[i]
+        if not stream:
+            answer = self.cluster.post(PATH, body, timeout=DEADLINE_S + 6)
+            if answer.status == 200:
+                return "good", text_of(answer)
+            return answer.error()["code"], ""
+        found = self.cluster.stream(PATH, body, timeout=DEADLINE_S + 6)
+        if isinstance(found, kit.Answer):
+            return found.error()["code"], ""
+        need(found.done or found.error, "a stream that has no end", found.events[-1:])
+        return "good" if found.done else found.error["code"], found.text()
+
+    def leave(self, i):
+        """A client that goes away while its prompt is computed or its answer runs."""
+        with kit.Wire(self.cluster.address) as wire:
+            wire.send(kit.frame("POST", PATH, {**REQUESTS[i], "stream": True}))
+            time.sleep(0.02)
+            wire.reset()
+
+    def requests(self, what):
+        """All at once, each as a stream or whole; returns how they ended."""
+        ends = [None] * len(REQUESTS)
+        wrong = []
+
+        def one(i):
+            start = time.monotonic()
+            try:
+                stream = i % 2 == 1
+                end, text = self.ask(i, stream)
+                took = time.monotonic() - start
+                need(took < DEADLINE_S * kit.PATIENCE, f"request {i} took {took:.1f} s and ended with {end}")
+                if end == "good":
+                    check(f"text of request {i}", text, self.wanted[i])
+                else:
+                    need(self.wanted[i].startswith(text), f"what request {i} said before {end}", text, self.wanted[i])
+                ends[i] = end
+            except (kit.Wrong, OSError, ValueError) as problem:
+                wrong.append(f"{what}: {type(problem).__name__}: {problem}")
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(REQUESTS))]
+        threads += [threading.Thread(target=self.leave, args=(i,)) for i in (2, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        need(not wrong, "\n".join(wrong))
+        return ends
+
+    def free(self):
+        """Nothing is held anywhere: what is, or None."""
+        try:
+            held = {name: {k: v for k, v in gauges.items() if v and ("ledger" not in k or 'state="free"' not in k)}
+                    for name, gauges in self.cluster.held().items()}
+            held = {name: gauges for name, gauges in held.items() if gauges}
+            for name, rows in self.cluster.pages_listed().items():
+                if rows:
+                    held.setdefault(name, {})["pages"] = rows[:3]
+            if held:
+                self.held = held
+                return False
+            return True
+        except (OSError, kit.Wrong) as problem:
+            self.held = repr(problem)
+            return False
+
+    def whole(self):
+        """All nodes are joined and all pairs ready."""
+        try:
+            workers = self.cluster.workers()
+        except (OSError, kit.Wrong):
+            return False
+        pairs = [p for w in workers if w["role"] == "decode" for p in w["pairs"] if p["state"] == "ready"]
+        return len(workers) == 4 and all(w["state"] == "ready" for w in workers) and len(pairs) == 4
+
+    def settle(self):
+        for name, process in self.cluster.supervisor_exits().items():
+            if process is not None:
+                self.cluster.supervisor({"do": "start", "name": name})
+        wait_for("all nodes and pairs are ready", self.whole, 15)
+        self.cluster.find()
+        self.held = None
+        try:
+            wait_for("all is free", self.free, 14)
+        except kit.Wrong as problem:
+            raise kit.Wrong(f"{problem}; held: {self.held}") from None
+
+    def drill(self, point, action, ends_process):
+        pids = self.cluster.pids()
+        before = self.faults(point)
+        n = next((n for pattern, n in MANY.items() if fnmatch.fnmatch(point, pattern)), 1 if ends_process else 2)
+        specs = [f"{point}={action},n={n},ms={400 if action == 'delay' else 50}"]
+        for pattern, also in ALSO.items():
+            if fnmatch.fnmatch(point, pattern):
+                specs += also
+        self.arm(specs)
+        ends = self.requests(f"{point}={action}")
+        for name in NAMES:
+            try:
+                self.arm(["*=off"], [name])
+            except (OSError, kit.Wrong):
+                need(ends_process, f"{name} is gone")
+        after = self.faults(point)
+        fired = sum((after[n] or 0) - (before[n] or 0) for n in NAMES if after[n] is not None)
+        died = [name for name in NAMES if after[name] is None]
+        need(fired > 0 or died, f"{point}={action} never happened")
+        self.settle()
+        if not ends_process:
+            check("processes", self.cluster.pids(), pids)
+        check(f"requests after {point}={action}", self.requests("afterwards"), ["good"] * len(REQUESTS))
+        return ends, fired
+
+
+class Cluster(kit.Cluster):
+    def supervisor_exits(self):
+        return {p["name"]: p["exit"] for p in self.supervisor({"do": "status"})["processes"]}
+
+
+def table(build):
+    done = subprocess.run([os.path.join(build, "decode", "baton-decode"), "--list-fault-points"], capture_output=True,
+                          text=True, timeout=30, check=True)
+    return [(line.split()[0], line.split()[1].split(",")) for line in done.stdout.splitlines()]
+
+
+def main():
+    build, patterns = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    points = table(build)
+    for role in ("router", "prefill"):  # one table in all programs
+        done = subprocess.run([os.path.join(build, role, f"baton-{role}"), "--list-fault-points"], capture_output=True,
+                              text=True, timeout=30, check=True)
+        check(f"points of {role}", [line.split()[0] for line in done.stdout.splitlines()], [p for p, _ in points])
+    failed, n = 0, 0
+    with Cluster(build, "split", prefill=2, decode=2, extra=OPTIONS) as cluster:
+        drill = Drill(cluster)
+        drill.settle()
+        for i in range(len(REQUESTS)):
+            drill.wanted.append(text_of(cluster.post(PATH, REQUESTS[i])))
+        check("answers that differ", len(set(drill.wanted)), len(REQUESTS))
+        for point, actions in points:
+            for action in actions:
+                if patterns and not any(fnmatch.fnmatch(f"{point}={action}", p) for p in patterns):
+                    continue
+                # What ends a process costs a restart: by name only. Stopping one is scripts/drill's.
+                if action == "stop" or (action == "kill" and not any(p.endswith("=kill") for p in patterns)):
+                    continue
+                n += 1
+                start = time.monotonic()
+                try:
+                    ends_process = action in ("kill", "stop") or (point, action) == ("compute.step", "fail")
+                    ends, fired = drill.drill(point, action, ends_process)
+                    print(f"ok {n} - {point}={action} fired {fired}, ends {sorted(set(ends))} "
+                          f"({time.monotonic() - start:.1f} s)", flush=True)
+                except (kit.Wrong, OSError, KeyError, subprocess.SubprocessError) as problem:
+                    failed += 1
+                    print(f"not ok {n} - {point}={action}", flush=True)
+                    for line in f"{type(problem).__name__}: {problem}".splitlines()[:40]:
+                        print("# " + line, flush=True)
+                    if os.environ.get("CASES_VERBOSE"):
+                        print("\n".join("# " + line for line in cluster.log().splitlines()[-150:]))
+                    try:
+                        drill.arm(["*=off"])
+                        drill.settle()
+                    except (kit.Wrong, OSError, KeyError):
+                        print("# the cluster does not come back; its log ends so:")
+                        print("\n".join("# " + line for line in cluster.log().splitlines()[-60:]))
+                        break
+    for line in cluster.last_log.splitlines():
+        if "Sanitizer" in line or "runtime error:" in line or "ssertion" in line:
+            n, failed = n + 1, failed + 1
+            print(f"not ok {n} - log\n# {line}", flush=True)
+            break
+    print(f"1..{n}", flush=True)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
