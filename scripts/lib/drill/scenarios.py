@@ -1,0 +1,243 @@
+"""The scenarios: what is done to a cluster while clients ask."""
+import dataclasses
+import signal
+import time
+
+import kit
+
+SCENARIOS = {}
+
+
+@dataclasses.dataclass
+class Scenario:
+    name: str
+    text: str
+    function: object
+    config: str = "sim"          # which cluster it wants
+    engines: tuple = ("sim",)
+    answer: tuple = (4, 60)      # tokens asked for
+    prompt: tuple = (300, 2000)
+    leave_share: float = 0.0
+    clients: int = 10
+    pause: float = 0.03
+    allow: tuple = ()            # outcomes of clients that are no breach: "error", "error CODE", "cut", "refused"
+    plain: bool = False
+
+
+def scenario(name, text, **options):
+    def keep(function):
+        SCENARIOS[name] = Scenario(name, text, function, **options)
+        return function
+    return keep
+
+
+BOTH = ("sim", "cpu")
+ROUTER_FAULT = ("error", "cut", "refused")
+
+# ------------------------------------------------------------------------------------------------ death
+
+
+@scenario("prefill-killed", "kill -9 of a prefill node; it comes back under its name and port", engines=BOTH)
+def prefill_killed(run):
+    name = run.pick("prefill")
+    run.kill(name)
+    run.sleep(0.5, 1.5)
+    run.start(name)
+
+
+@scenario("decode-killed", "kill -9 of a decode node amid long streams; they go on elsewhere", engines=BOTH,
+          answer=(60, 250))
+def decode_killed(run):
+    name = run.pick("decode")
+    run.kill(name)
+    run.sleep(0.5, 1.5)
+    run.start(name)
+
+
+@scenario("killed-and-back", "kill -9 and an immediate start under the same name and port, a prefill and a decode node",
+          answer=(20, 120))
+def killed_and_back(run):
+    for role in ("prefill", "decode"):
+        name = run.pick(role)
+        run.kill(name)
+        run.start(name)
+
+
+@scenario("pair-killed", "kill -9 of a prefill and a decode node at once", answer=(20, 120))
+def pair_killed(run):
+    names = [run.pick("prefill"), run.pick("decode")]
+    for name in names:
+        run.kill(name)
+    # Neither can tell that the other died.
+    for at, (kind, name, when, observers) in enumerate(run.pending):
+        run.pending[at] = (kind, name, when, [o for o in observers if o not in names])
+    run.sleep(0.5, 1.5)
+    for name in names:
+        run.cluster.start(name)
+    run.whole_since(time.time())
+
+
+@scenario("router-killed", "kill -9 of the router; it comes back, nodes join it again", engines=BOTH,
+          allow=ROUTER_FAULT)
+def router_killed(run):
+    run.kill("router")
+    run.sleep(0.3, 1.0)
+    run.start("router")
+
+
+# ------------------------------------------------------------------------------------------------ stop
+
+
+@scenario("prefill-stopped", "SIGSTOP of a prefill node for 3 s, then SIGCONT", engines=BOTH)
+def prefill_stopped(run):
+    stopped(run, run.pick("prefill"))
+
+
+@scenario("decode-stopped", "SIGSTOP of a decode node for 3 s amid long streams, then SIGCONT", engines=BOTH,
+          answer=(60, 250))
+def decode_stopped(run):
+    stopped(run, run.pick("decode"))
+
+
+def stopped(run, name):
+    run.stop(name)
+    run.sleep(2.6, 3.4)
+    run.wake(name)
+
+
+@scenario("router-stopped", "SIGSTOP of the router for 3 s, then SIGCONT: nodes leave it and join again",
+          allow=ROUTER_FAULT)
+def router_stopped(run):
+    stopped(run, "router")
+
+
+@scenario("short-pause", "SIGSTOP for 0.3 s, a prefill and a decode node: nothing is lost, nobody is taken for dead")
+def short_pause(run):
+    since = time.time()
+    for role in ("prefill", "decode"):
+        name = run.pick(role)
+        run.cluster.stop(name)
+        time.sleep(0.3)
+        run.cluster.wake(name)
+        run.sleep(0.3)
+    gone = [line.text for line in run.cluster.logs.read()
+            if line.t >= since and (" is gone" in line.text or "link lost" in line.text)]
+    if gone:
+        run.result.breach(f"a pause of 0.3 s was taken for death: {gone[:3]}")
+
+
+@scenario("long-pause", "SIGSTOP for 1 s, below the lease: the node finds it was paused and joins anew",
+          answer=(20, 120))
+def long_pause(run):
+    for role in ("prefill", "decode"):
+        name = run.pick(role)
+        run.cluster.stop(name)
+        time.sleep(1.0)
+        when = run.cluster.wake(name)
+        deadline = time.monotonic() + 3
+        while run.cluster.logs.first(name, "node: this process stood still", when) is None:
+            if time.monotonic() > deadline:
+                run.result.breach(f"{name} did not notice that it was paused for 1 s")
+                break
+            time.sleep(0.02)
+            run.cluster.logs.read()
+        run.whole_since(when)
+
+
+# ------------------------------------------------------------------------------------------------ being told to end
+
+
+@scenario("prefill-drained", "SIGTERM of a prefill node; what it has ends well, it exits 0 and comes back",
+          engines=BOTH)
+def prefill_drained(run):
+    name = run.pick("prefill")
+    run.term(name)
+    run.start(name)
+
+
+@scenario("decode-drained", "SIGTERM of a decode node amid streams; they end well, it exits 0 and comes back",
+          engines=BOTH, answer=(60, 250))
+def decode_drained(run):
+    name = run.pick("decode")
+    run.term(name)
+    run.start(name)
+
+
+@scenario("router-drained", "SIGTERM of the router; what it has ends well, new requests are refused until it is back",
+          allow=("error draining", "refused", "error no_ready_node"))
+def router_drained(run):
+    run.term("router")
+    run.start("router")
+
+
+@scenario("second-signal", "SIGTERM twice: each kind of process ends at once", answer=(200, 400), allow=ROUTER_FAULT)
+def second_signal(run):
+    for name in (run.pick("prefill"), run.pick("decode"), "router"):
+        run.cluster.term(name)
+        time.sleep(0.2)
+        run.cluster.signal(name, signal.SIGTERM)
+        code, seconds = run.cluster.wait_ended(name, 10)
+        if code != 0 or seconds > 1:
+            run.result.breach(f"{name} ended with {code}, {seconds:.2f} s after the second SIGTERM")
+        run.start(name)
+
+
+# ------------------------------------------------------------------------------------------------ clients, room
+
+
+@scenario("clients-leave", "most clients go away, before or after their first token, in every way there is",
+          engines=BOTH, leave_share=0.8, clients=16, pause=0.01)
+def clients_leave(run):
+    run.sleep(4.0)
+
+
+@scenario("pool-short", "two decode nodes with few pages: the youngest is preempted and run again", config="pool",
+          prompt=(300, 700), answer=(200, 420), clients=16, plain=True, allow=("error preempted", "error queue_full"))
+def pool_short(run):
+    run.sleep(4.0)
+    n = run.cluster.counters()["baton_preemptions_total"]
+    if n == 0:
+        run.result.breach("nothing was preempted: the scenario shows nothing")
+
+
+def random_faults(run, seconds, router_too=True, tell=None):
+    """Faults one after the other, at random; two nodes of each role stay."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        one_fault(run, router_too)
+        run.look()
+        if tell:
+            tell()
+        run.sleep(0.2, 1.0)
+
+
+def one_fault(run, router_too):
+    kind = run.rng.choice(["kill"] * 4 + ["stop"] * 3 + ["pause"] * 2 + ["term"] * 2 + ["router"] * router_too)
+    name = run.pick(run.rng.choice(["prefill", "decode"]))
+    try:
+        if kind == "router":
+            run.kill("router")
+            run.sleep(0.2, 0.8)
+            run.start("router")
+        elif kind == "kill":
+            run.kill(name)
+            run.sleep(0.1, 1.5)
+            run.start(name)
+        elif kind == "term":
+            run.term(name)
+            run.start(name)
+        elif kind == "stop":
+            stopped(run, name)
+        else:
+            run.cluster.stop(name)
+            run.sleep(0.05, 1.2)
+            run.whole_since(run.cluster.wake(name))
+    except kit.Wrong as problem:
+        run.result.breach(f"{kind} of {name}: {problem}")
+        run.cluster.wake(name)
+        run.cluster.wait_ready(30)
+
+
+@scenario("random", "ten seconds of kills, stops, pauses and drains at random", answer=(4, 120), allow=ROUTER_FAULT)
+def random_short(run):
+    random_faults(run, 10.0)

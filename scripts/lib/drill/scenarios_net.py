@@ -1,0 +1,90 @@
+"""Scenarios of the network: a pair or a node is cut off, packets come late or not at all."""
+import time
+
+from .cluster import says_gone
+from .scenarios import ROUTER_FAULT, scenario
+
+NET = {"config": "net", "answer": (20, 160), "prompt": (300, 1200), "clients": 8}
+
+
+def cut_seen(run, kind, since, pairs):
+    """pairs: (who has to notice, whom)."""
+    for observer, name in pairs:
+        run.expect_line(kind, f"{name} from {observer}", since, observer, says_gone(observer, name))
+
+
+@scenario("pair-cut", "the network between one prefill and one decode node is cut for 4 s; other pairs go on", **NET)
+def pair_cut(run):
+    prefill, decode = run.pick("prefill"), run.pick("decode")
+    since = run.net.cut(prefill, decode)
+    cut_seen(run, "cut", since, [(decode, prefill), (prefill, decode)])
+    run.sleep(2.0)
+    lost = [f"{line.name}: {line.text}" for line in run.cluster.logs.read() if line.t >= since and (
+        " is gone" in line.text or "link lost" in line.text or "is let go" in line.text)]
+    other = [text for text in lost if not (text.startswith(f"{decode}: {prefill}:") or (
+        text.startswith(f"{prefill}: ") and decode in text))]
+    if other:
+        run.result.breach(f"the cut of {prefill} and {decode} was felt elsewhere: {other[:3]}")
+    run.whole_since(run.net.heal())
+
+
+@scenario("prefill-cut", "a prefill node is cut off from everyone for 4 s", **NET)
+def prefill_cut(run):
+    node_cut(run, run.pick("prefill"))
+
+
+@scenario("decode-cut", "a decode node is cut off from everyone for 4 s amid streams", **NET)
+def decode_cut(run):
+    node_cut(run, run.pick("decode"))
+
+
+def node_cut(run, name):
+    since = run.net.cut(name)
+    others = run.cluster.observers(name)
+    cut_seen(run, "cut", since, [(other, name) for other in others] + [(name, other) for other in others])
+    run.sleep(2.0)
+    run.whole_since(run.net.heal())
+
+
+@scenario("router-cut-from-decode", "only the way between the router and a decode node is cut for 4 s", **NET)
+def router_cut_from_decode(run):
+    name = run.pick("decode")
+    since = run.net.cut("router", name)
+    cut_seen(run, "cut", since, [("router", name), (name, "router")])
+    run.sleep(2.0)
+    run.whole_since(run.net.heal())
+
+
+@scenario("router-cut", "the router is cut off from every node for 4 s", **{**NET, "allow": ROUTER_FAULT})
+def router_cut(run):
+    since = time.time()
+    for name in run.cluster.names:
+        run.net.cut("router", name)
+    cut_seen(run, "cut", since, [(name, "router") for name in run.cluster.names] +
+             [("router", name) for name in run.cluster.names])
+    run.sleep(1.0)
+    run.whole_since(run.net.heal())
+
+
+@scenario("delay", "every pair is 30 to 50 ms late for 5 s: slow, and nobody is taken for dead", **NET)
+def delay(run):
+    spoil(run, delay_ms=30.0, jitter_ms=20.0)
+
+
+@scenario("loss", "one packet of a hundred is lost on every pair for 5 s: slow, and nobody is taken for dead", **NET)
+def loss(run):
+    spoil(run, loss=0.01)
+
+
+def spoil(run, **how):
+    names = ["router", *run.cluster.names]
+    since = time.time()
+    for i, one in enumerate(names):
+        for other in names[i + 1:]:
+            run.net.slow(one, other, **how)
+    run.sleep(5.0)
+    gone = [f"{line.name}: {line.text}" for line in run.cluster.logs.read() if line.t >= since and (
+        " is gone" in line.text or "link lost" in line.text)]
+    if gone:
+        run.result.breach(f"taken for dead: {gone[:3]}")
+    run.whole_since(run.net.heal())
