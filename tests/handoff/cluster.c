@@ -377,6 +377,9 @@ struct test_request *request_start(struct test_node *decode, const struct start 
     wire.n_ids_total = start->n_ids;
     wire.ids = (uint32_t *)start->ids;
     wire.n_ids = start->n_ids < 5000 ? start->n_ids : 5000;
+    if (start->n_sent) {
+        wire.n_ids = start->n_sent;
+    }
     wire.n_generated = start->n_generated;
     wire.sampling = &sampling;
     wire.deadlines = &deadlines;
@@ -390,7 +393,7 @@ struct test_request *request_start(struct test_node *decode, const struct start 
     message.what_case = BATON__TO_DECODE__WHAT_START;
     message.start = &wire;
     serve_send(decode, &message);
-    for (uint32_t at = 5000; at < start->n_ids; at += 5000) {
+    for (uint32_t at = 5000; !start->n_sent && at < start->n_ids; at += 5000) {
         Baton__IdsPart part = BATON__IDS_PART__INIT;
         part.key = request->id;
         part.attempt = request->attempt;
@@ -469,6 +472,49 @@ void assert_greedy(const struct test_request *request, const struct start *start
         }
     }
     assert_int_equal(request->prompt_tokens, start->n_ids - start->n_generated);
+}
+
+/* ---- logs ---- */
+
+static void log_path(const char *name, char *ret_path, size_t capacity)
+{
+    snprintf(ret_path, capacity, "%s/tests/handoff/%d-%s.log", build_folder, (int)getpid(), name);
+}
+
+/* The last line that has the text, from there on; "" if none has. */
+static void log_last(const struct test_node *node, const char *text, char *ret_rest,
+                     size_t capacity)
+{
+    char path[512], line[2048];
+    ret_rest[0] = 0;
+    log_path(node->name, path, sizeof(path));
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        const char *at = strstr(line, text);
+        if (at) {
+            snprintf(ret_rest, capacity, "%s", at);
+        }
+    }
+    fclose(file);
+}
+
+bool node_said(const struct test_node *node, const char *text)
+{
+    char rest[64];
+    log_last(node, text, rest, sizeof(rest));
+    return rest[0] != 0;
+}
+
+void request_state(const struct test_node *decode, const struct test_request *request,
+                   char *ret_state, size_t capacity)
+{
+    char name[64], rest[256];
+    snprintf(name, sizeof(name), "%016llx.%u: ", (unsigned long long)request->id, request->attempt);
+    log_last(decode, name, rest, sizeof(rest));
+    char *arrow = strstr(rest, " -> ");
+    rest[strcspn(rest, "\n")] = 0;
+    snprintf(ret_state, capacity, "%s", arrow ? arrow + 4 : "");
 }
 
 /* ---- HTTP ---- */
@@ -595,7 +641,7 @@ struct test_node *node_spawn(int role, const char *name, const char *args)
     node->role = role;
     snprintf(program, sizeof(program), "%s/%s/baton-%s", build_folder, kind, kind);
     snprintf(router, sizeof(router), "127.0.0.1:%u", (unsigned)rpc_server_port(server));
-    snprintf(log, sizeof(log), "%s/tests/handoff/%d-%s.log", build_folder, (int)getpid(), name);
+    log_path(name, log, sizeof(log));
     snprintf(text, sizeof(text),
              "--engine sim --sim-vocab %d --sim-page-bytes %d --sim-tail-bytes %d --sim-step 1 "
              "--sim-prefill-speed 400000 --log-level debug %s",

@@ -91,6 +91,7 @@ struct start {
     const char *prefill; /* NULL: local */
     const uint32_t *ids;
     uint32_t n_ids, n_generated, n, max_tokens, credit;
+    uint32_t n_sent; /* 0: all ids; else the first so many, and the others never come */
     float temperature;
     uint32_t queue_ms, prefill_ms, transfer_ms, generation_ms;
 };
@@ -126,6 +127,11 @@ void wait_pair(const struct test_node *decode, const char *prefill, int state, u
 void wait_baseline(const struct test_node *node, unsigned ms);
 /* Value of a metric without labels, or of the series with that exact text before the blank. */
 double node_metric(const struct test_node *node, const char *series);
+/* Whether the node's log has said this since it was started. */
+bool node_said(const struct test_node *node, const char *text);
+/* The request's state on its decode node, as the log has it last; "" before the first. */
+void request_state(const struct test_node *decode, const struct test_request *request,
+                   char *ret_state, size_t capacity);
 /* Whole body of a GET, mem_free; NULL if there was no answer. */
 char *node_get(const struct test_node *node, const char *path);
 

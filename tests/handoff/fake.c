@@ -103,7 +103,7 @@ static void say_failed(struct fake *fake, int code)
     failed.transfer = fake->transfer;
     failed.code = (Baton__FailCode)code;
     failed.node = (char *)"f0";
-    failed.text = (char *)"no pages are left here";
+    failed.text = (char *)"as its mode says";
     failed.retryable = true;
     message.what_case = BATON__FROM_PREFILL__WHAT_FAILED;
     message.failed = &failed;
@@ -231,8 +231,9 @@ static void tell(struct fake *fake)
     parcel_right(fake, &pages, 0, 0, half ? 1 : fake->n_pages, runs);
     parcel_spoil(fake, &pages, runs);
     say_parcel(fake, &pages);
-    if (fake_mode == MODE_FAILED_HALF_WAY) {
-        say_failed(fake, BATON__FAIL_CODE__FAIL_NO_ROOM);
+    if (fake_mode == MODE_FAILED_HALF_WAY || fake_mode == MODE_FAILED_STALLED) {
+        say_failed(fake, fake_mode == MODE_FAILED_STALLED ? BATON__FAIL_CODE__FAIL_STALLED
+                                                          : BATON__FAIL_CODE__FAIL_NO_ROOM);
         say_drained(fake);
         return;
     }

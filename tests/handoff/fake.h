@@ -38,6 +38,7 @@ enum fake_mode {
     MODE_FIRST_LOGPROBS,  /* logprobs that nobody asked for, without a token */
     MODE_PARCEL_UNASKED,  /* before any slot was granted */
     MODE_FAILED_HALF_WAY, /* gives up after half the pages, with its reason */
+    MODE_FAILED_STALLED,  /* the same, because its puts no longer complete */
     MODE_FAILED_ODD_CODE,
     MODE_SILENT,   /* nothing after the Run */
     MODE_STARTED,  /* begins to compute, and nothing more */

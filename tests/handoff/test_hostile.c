@@ -119,6 +119,7 @@ static void kv07_refusals_arrive(void **state)
 {
     static const struct lie lies[] = {
         {MODE_FAILED_HALF_WAY, BATON__FAIL_CODE__FAIL_NO_ROOM, "gives up half way"},
+        {MODE_FAILED_STALLED, BATON__FAIL_CODE__FAIL_STALLED, "its puts stall half way"},
         {MODE_FAILED_ODD_CODE, BATON__FAIL_CODE__FAIL_INTERNAL, "a code that nobody knows"},
         {MODE_GARBAGE, BATON__FAIL_CODE__FAIL_PEER_LOST, "bytes that are no message"},
     };
