@@ -8,7 +8,11 @@
  *   lost:N        N tokens of each sample, then the link is closed and opened anew
  *   gap:N         N tokens, then one with a number too high
  *   short:N       N tokens, then an end that counts one more
- *   full, preempt, invalid, queue, prefill, transfer, generation, broken: Failed with that code
+ *   hold:N        N tokens of each sample, and nothing more
+ *   after:N:MS    N tokens of each sample, so many milliseconds later the others
+ *   fail:N:MS     N tokens of each sample, so many milliseconds later Failed{INTERNAL}
+ *   full, preempt, stalled, invalid, queue, prefill, transfer, generation, broken: Failed with that
+ * code
  *
  * Token i of any answer is 300 + (7 * i + sample's seed) % 200, whoever generates it. What was
  * generated before a failover is checked against that. Prints one line of JSON for each Start,
@@ -20,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/buf.h"
+#include "base/list.h"
 #include "base/loop.h"
 #include "base/mem.h"
 #include "proto/cluster.pb-c.h"
@@ -36,6 +41,7 @@ static struct rpc_core *core;
 static struct rpc_server *server;
 static struct link *join, *serve;
 static struct loop_timer *timer;
+static struct list laters;
 static Baton__Hello hello = BATON__HELLO__INIT;
 static Baton__Limits limits = BATON__LIMITS__INIT;
 static Baton__Address address = BATON__ADDRESS__INIT;
@@ -199,6 +205,7 @@ static Baton__FailCode code_of(const char *action)
         {"transfer", BATON__FAIL_CODE__FAIL_DEADLINE_TRANSFER},
         {"generation", BATON__FAIL_CODE__FAIL_DEADLINE_GENERATION},
         {"broken", BATON__FAIL_CODE__FAIL_INTERNAL},
+        {"stalled", BATON__FAIL_CODE__FAIL_STALLED},
     };
     for (size_t i = 0; i < sizeof(codes) / sizeof(codes[0]); i++) {
         if (strcmp(codes[i].name, action) == 0) {
@@ -207,6 +214,66 @@ static Baton__FailCode code_of(const char *action)
     }
     die(action);
     return BATON__FAIL_CODE__FAIL_UNKNOWN;
+}
+
+/* The rest of an answer that pauses, until it is cancelled. */
+struct later {
+    struct list in_laters;
+    struct loop_timer *timer;
+    Baton__ToDecode__Start start; /* with this sampling, and no ids */
+    Baton__Sampling sampling;
+    uint32_t at;
+    bool fails;
+};
+
+static void later_free(struct later *later)
+{
+    list_remove(&later->in_laters);
+    loop_timer_free(later->timer);
+    mem_free(later);
+}
+
+static void on_later(void *cookie)
+{
+    struct later *later = cookie;
+    const Baton__Sampling *s = &later->sampling;
+    if (later->fails) {
+        send_failed(&later->start, BATON__FAIL_CODE__FAIL_INTERNAL, false);
+    }
+    for (uint32_t i = 0; i < s->n && !later->fails; i++) {
+        send_rows(&later->start, i, later->at, s->max_tokens);
+        send_finished(&later->start, i, s->max_tokens);
+    }
+    later_free(later);
+}
+
+static void later_create(const Baton__ToDecode__Start *start, uint32_t at, unsigned ms, bool fails)
+{
+    struct later *later = mem_zalloc(sizeof(*later));
+    baton__sampling__init(&later->sampling);
+    later->sampling.n = start->sampling->n;
+    later->sampling.seed = start->sampling->seed;
+    later->sampling.max_tokens = start->sampling->max_tokens;
+    baton__to_decode__start__init(&later->start);
+    later->start.request = start->request;
+    later->start.attempt = start->attempt;
+    later->start.sampling = &later->sampling;
+    later->at = at;
+    later->fails = fails;
+    later->timer = loop_timer_create(loop, on_later, later);
+    loop_timer_arm(later->timer, ms * NS_PER_MS);
+    list_push_back(&laters, &later->in_laters);
+}
+
+static void laters_cancel(const Baton__ToDecode__Cancel *cancel)
+{
+    list_for_each_safe(at, &laters)
+    {
+        struct later *later = list_entry(at, struct later, in_laters);
+        if (later->start.request == cancel->request && cancel->all_samples) {
+            later_free(later);
+        }
+    }
 }
 
 static void on_start(const Baton__ToDecode__Start *start)
@@ -227,14 +294,18 @@ static void on_start(const Baton__ToDecode__Start *start)
         Baton__FailCode code = code_of(action);
         send_failed(start, code,
                     code == BATON__FAIL_CODE__FAIL_QUEUE_FULL ||
-                        code == BATON__FAIL_CODE__FAIL_PREEMPTED);
+                        code == BATON__FAIL_CODE__FAIL_PREEMPTED ||
+                        code == BATON__FAIL_CODE__FAIL_STALLED);
         return;
     }
+    bool pauses = strncmp(action, "hold", 4) == 0 || strncmp(action, "after", 5) == 0 ||
+                  strncmp(action, "fail", 4) == 0;
     uint32_t end = start->n_generated + n_prefix;
     end = end < s->max_tokens ? end : s->max_tokens;
     for (uint32_t i = 0; i < s->n; i++) {
-        /* Samples are of different progress when the node fails. */
-        send_rows(start, i, start->n_generated, end > i || !colon ? end - (colon ? i : 0) : 0);
+        /* Samples are of different progress when the node fails; not when it only pauses. */
+        uint32_t behind = pauses || !colon ? 0 : i;
+        send_rows(start, i, start->n_generated, end > behind ? end - behind : 0);
         if (!colon) {
             send_finished(start, i, end);
         }
@@ -245,6 +316,9 @@ static void on_start(const Baton__ToDecode__Start *start)
         send_rows(start, 0, end + 1, end + 2);
     } else if (strncmp(action, "short", 5) == 0) {
         send_finished(start, 0, end + 1);
+    } else if (strncmp(action, "after", 5) == 0 || strncmp(action, "fail", 4) == 0) {
+        const char *ms = strchr(colon + 1, ':');
+        later_create(start, end, ms ? (unsigned)atoi(ms + 1) : 0, action[0] == 'f');
     } else if (strncmp(action, "lost", 4) == 0) {
         link_finish(serve); /* what was sent arrives, then the stream ends */
     }
@@ -267,6 +341,7 @@ static void serve_message(void *cookie, struct link *link, const uint8_t *bytes,
     } else if (message->what_case == BATON__TO_DECODE__WHAT_START) {
         on_start(message->start);
     } else if (message->what_case == BATON__TO_DECODE__WHAT_CANCEL) {
+        laters_cancel(message->cancel);
         printf("{\"cancel\": \"%016" PRIx64 "\", \"all\": %d, \"sample\": %u}\n",
                message->cancel->request, message->cancel->all_samples, message->cancel->sample);
     } else if (message->what_case == BATON__TO_DECODE__WHAT_CREDIT) {
@@ -311,6 +386,7 @@ int main(int argc, char **argv)
         die("usage: scripted_node NAME ROUTER_PORT VOCABULARY ACTION...");
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    list_init(&laters);
     actions = argv + 4;
     n_actions = argc - 4;
     if (loop_create(&loop) || rpc_core_create(loop, &core, &err)) {

@@ -4,80 +4,8 @@
     test_retry.py ROUTER SCRIPTED_NODE MODEL
 """
 import json
-import os
-import subprocess
-import sys
-import tempfile
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cluster"))
-import harness  # noqa: E402
-from harness import check, check_equal, wait_for  # noqa: E402
-
-ROUTER, NODE, MODEL = sys.argv[1:4]
-N_VOCAB = 2560
-BODY = {"prompt": [5, 6, 7], "max_tokens": 40, "temperature": 1, "seed": 11, "ignore_eos": True}
-
-
-class Setup(harness.Cluster):
-    """A router and scripted nodes; nodes is a list of (name, [action...])."""
-
-    def __init__(self, nodes, options=()):
-        self.nodes, self.options = nodes, options
-        self.port, self.join_port = harness.free_ports(2)
-        self.children, self.outputs = [], {}
-
-    def __enter__(self):
-        self.errors = tempfile.TemporaryFile("w+")
-        self.router = subprocess.Popen([ROUTER, "--http-port", str(self.port), "--grpc-port", str(self.join_port),
-                                        "--model", MODEL, "--die-with-parent", *self.options], stderr=self.errors)
-        self.children.append(self.router)
-        try:
-            for name, actions in self.nodes:
-                self.join(name, actions)
-            wait_for("router is up", self.is_up, 30)
-            wait_for("all join", lambda: sum(n["state"] == "ready" for n in self.workers()) == len(self.nodes) or
-                     self.workers(), 30)
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
-        return self
-
-    def is_up(self):
-        try:
-            return self.get("/healthz")[0] == 200
-        except OSError as problem:
-            return str(problem)
-
-    def join(self, name, actions, vocabulary=N_VOCAB):
-        output = tempfile.TemporaryFile("w+")
-        self.outputs[name] = output
-        child = subprocess.Popen([NODE, name, str(self.join_port), str(vocabulary), *actions], stdout=output,
-                                 stderr=self.errors)
-        self.children.append(child)
-
-    def said(self, name, what):
-        output = self.outputs[name]
-        output.seek(0)
-        return [line for line in map(json.loads, output.read().splitlines()) if what in line]
-
-    def __exit__(self, kind, value, trace):
-        nodes_died = [child.args for child in self.children[1:] if child.poll() is not None]
-        self.router.terminate()
-        try:
-            code = self.router.wait(20)
-        except subprocess.TimeoutExpired:
-            self.router.kill()
-            code = "it did not end"
-        for child in self.children[1:]:
-            child.kill()
-            child.wait()
-        self.errors.seek(0)
-        text = self.errors.read()
-        if kind:
-            print(text[-8000:], file=sys.stderr)
-            return
-        check(not nodes_died, f"a node found something wrong: {text[-3000:]}")
-        check_equal(code, 0, f"exit of the router: {text[-3000:]}")
+from scripted import BODY, Setup, check, check_equal, main, wait_for
 
 
 def wanted(n=1):
@@ -152,6 +80,18 @@ def test_full_goes_elsewhere(_):
         check_equal(len(setup.said("b", "start")), 8, "starts of the node that has room")
 
 
+def test_stalled(_):
+    """A transfer whose puts no longer complete: a failure of the pair, and the request goes on, exactly."""
+    texts = wanted()
+    with Setup([("a", ["stalled", "stalled", "ok"])], ["--attempts", "3"]) as setup:
+        check_equal(run(setup), texts, "text after two transfers that stalled")
+        check_equal(len(setup.said("a", "start")), 3, "starts")
+    with Setup([("a", ["stalled"])], ["--attempts", "2"]) as setup:
+        status, answer = setup.post("/v1/completions", BODY)
+        check_equal((status, answer["error"]["code"]), (503, "attempts_exhausted"), "answer")
+        check("as the script says" in answer["error"]["message"], f"the last reason is told: {answer}")
+
+
 def test_preempted(_):
     texts = wanted()
     with Setup([("a", ["preempt", "preempt", "ok"])], ["--attempts", "1"]) as setup:
@@ -202,6 +142,5 @@ def test_joining(_):
 
 
 if __name__ == "__main__":
-    sys.argv = [sys.argv[0], None, *sys.argv[4:]]
-    harness.main([test_failover, test_attempts, test_codes, test_full_goes_elsewhere, test_preempted, test_elsewhere,
-                  test_stop_cancels, test_joining])
+    main([test_failover, test_attempts, test_codes, test_full_goes_elsewhere, test_stalled, test_preempted, test_elsewhere,
+          test_stop_cancels, test_joining])
