@@ -42,8 +42,11 @@ struct chat_parse {
     bool thinking, without_calls, from_reasoning;
     bool junk_started; /* in a block: text that doesn't belong there was shown */
     bool has_parameter, ignore_value, call_is_open;
-    bool skips_space; /* after a block: the space before further text */
-    bool is_finished;
+    bool has_content;   /* some was shown */
+    bool breaks_line;   /* before further content: behind a call that is content */
+    bool prompt_called; /* the open call is one that the prompt began */
+    bool skips_space;   /* after a block: the space before further text */
+    bool is_finished, in_prompt;
     char id_seed[CHAT_ID_SEED_BYTES];
     chat_event_fn fn;
     void *cookie;
@@ -91,11 +94,42 @@ static const struct mark value_marks[] = {MARK(CHAT_MARK_END_PARAMETER)};
 
 /* -------------------------------------------------------------------------------------- events */
 
+static void emit_text(struct chat_parse *p, enum chat_event_kind kind, const void *text,
+                      size_t bytes)
+{
+    struct chat_event event = {.kind = kind, .text = text, .bytes = bytes};
+    p->has_content |= kind == CHAT_EVENT_CONTENT;
+    p->fn(p->cookie, &event);
+}
+
+/* A call where none may be given: content. */
+static void emit_called(struct chat_parse *p, enum chat_event_kind kind, const void *text,
+                        size_t bytes)
+{
+    if (kind == CHAT_EVENT_CALL) {
+        if (p->has_content) {
+            emit_text(p, CHAT_EVENT_CONTENT, "\n\n", p->breaks_line ? 1 : 2);
+        }
+        p->breaks_line = false;
+        emit_text(p, CHAT_EVENT_CONTENT, text, bytes);
+        emit_text(p, CHAT_EVENT_CONTENT, "(", 1);
+    } else if (kind == CHAT_EVENT_ARGUMENTS) {
+        emit_text(p, CHAT_EVENT_CONTENT, text, bytes);
+    } else {
+        emit_text(p, CHAT_EVENT_CONTENT, ")", 1);
+        p->breaks_line = true;
+    }
+}
+
 static void emit(struct chat_parse *p, enum chat_event_kind kind, const void *text, size_t bytes)
 {
     char id[CHAT_ID_SEED_BYTES + 24];
     bool is_text = kind == CHAT_EVENT_REASONING || kind == CHAT_EVENT_CONTENT;
-    if ((p->without_calls && !is_text) || (bytes == 0 && kind != CHAT_EVENT_CALL_END)) {
+    if (bytes == 0 && kind != CHAT_EVENT_CALL_END) {
+        return;
+    }
+    if (p->without_calls && !is_text) {
+        emit_called(p, kind, text, bytes);
         return;
     }
     if (is_text && p->n_prompt_bytes > 0) {
@@ -108,11 +142,18 @@ static void emit(struct chat_parse *p, enum chat_event_kind kind, const void *te
         }
     }
     p->n_prompt_bytes = 0;
-    unsigned call_i = is_text ? 0 : p->n_calls - 1;
-    snprintf(id, sizeof(id), "call_%s_%u", p->id_seed, call_i);
+    if (is_text) {
+        if (p->breaks_line && kind == CHAT_EVENT_CONTENT) {
+            p->breaks_line = false;
+            emit_text(p, kind, "\n", 1);
+        }
+        emit_text(p, kind, text, bytes);
+        return;
+    }
+    snprintf(id, sizeof(id), "call_%s_%u", p->id_seed, p->n_calls - 1);
     struct chat_event event = {
         .kind = kind,
-        .call_i = call_i,
+        .call_i = p->n_calls - 1,
         .text = text,
         .bytes = bytes,
         .id = kind == CHAT_EVENT_CALL ? id : NULL,
@@ -292,6 +333,7 @@ static void start_call(struct chat_parse *p, size_t at, size_t bytes)
 {
     p->n_calls++;
     p->call_is_open = true;
+    p->prompt_called = p->in_prompt;
     p->has_parameter = false;
     p->keys = hmap_create();
     emit(p, CHAT_EVENT_CALL, p->held.data + at, bytes);
@@ -664,7 +706,9 @@ void chat_parse_text(struct chat_parse *p, const char *text, size_t bytes)
 void chat_parse_prompt(struct chat_parse *p, const char *text, size_t bytes)
 {
     p->n_prompt_bytes = bytes;
+    p->in_prompt = true;
     chat_parse_text(p, text, bytes);
+    p->in_prompt = false;
 }
 
 /* What is held when the text ends by itself, or was_cut. */
@@ -686,12 +730,25 @@ static void finish_held(struct chat_parse *p, bool was_cut)
         }
         break;
     case STATE_CALL:
-        /* the model left out the end marks; of a call that was cut, parameters may be missing */
-        if (!was_cut) {
+        /* the model left out the end marks; of a call that was cut, parameters may be missing; and
+         * one that the prompt opened may never have been meant */
+        if (!was_cut && (!p->prompt_called || p->has_parameter)) {
             end_call(p);
         }
         break;
-    default:
+    case STATE_JSON:
+        if (!p->ignore_value) { /* not whole, but what there is; as of a value that is text */
+            emit_held(p, CHAT_EVENT_ARGUMENTS, p->held.bytes);
+        }
+        break;
+    case STATE_NAME:
+    case STATE_PARAMETER:
+        if (!was_cut) { /* ended in the middle of a head: that was never one */
+            emit_held(p, CHAT_EVENT_CONTENT, p->held.bytes);
+        }
+        break;
+    case STATE_BLOCK:
+    case STATE_STRING:
         break;
     }
 }

@@ -18,7 +18,7 @@
  * the reasoning; a block that is not one is text; text between the parts of a block is content; a
  * parameter given twice counts once; a value said to be JSON that is not becomes a string. A call
  * that was cut is left open (its arguments are then no whole JSON): closing it would have a client
- * run half of a command.
+ * run half of a command. So is one that the prompt opened and that the model did not go on with.
  */
 enum chat_event_kind {
     CHAT_EVENT_REASONING, /* text */
@@ -42,8 +42,10 @@ typedef void (*chat_event_fn)(void *cookie, const struct chat_event *event);
 enum { CHAT_ID_SEED_BYTES = 64 };
 
 struct chat_parse_options {
-    bool thinking;      /* the prompt ended in <think> */
-    bool without_calls; /* there were no tools: a call block is left out of the answer */
+    bool thinking; /* the prompt ended in <think> */
+    /* There were no tools, or none may be called: what the model calls all the same is content,
+     * without the marks: NAME({...}), one a line. */
+    bool without_calls;
     /* Makes ids of calls unique: up to CHAT_ID_SEED_BYTES - 1 bytes, equal on every attempt of one
      * choice. */
     const char *id_seed;

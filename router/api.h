@@ -137,7 +137,7 @@ struct api_sampling {
 };
 
 enum api_tool_choice {
-    API_TOOL_CHOICE_NONE, /* also: there are no tools. A call block is text like any other */
+    API_TOOL_CHOICE_NONE, /* also: there are no tools. What is called all the same is text */
     API_TOOL_CHOICE_AUTO,
     API_TOOL_CHOICE_REQUIRED,
     API_TOOL_CHOICE_NAMED, /* options.forced_name */
@@ -184,6 +184,9 @@ struct api_request {
 enum status api_parse(enum api_kind kind, const void *body, size_t bytes,
                       const struct api_context *context, struct api_request **ret,
                       struct api_error *ret_error) must_check;
+
+/* Whether a function of this name is among those that tool_choice lets the model call. */
+bool must_check api_may_call(const struct api_request *request, const char *name, size_t bytes);
 
 /* NULL is allowed. */
 void api_request_free(struct api_request *request);

@@ -158,6 +158,21 @@ static enum status read_named_choice(struct api_reader *r, const struct json *ch
     return STATUS_OK;
 }
 
+bool api_may_call(const struct api_request *request, const char *name, size_t bytes)
+{
+    const struct chat_text *forced = &request->options.forced_name;
+    switch (request->tool_choice) {
+    case API_TOOL_CHOICE_NONE:
+        return false;
+    case API_TOOL_CHOICE_NAMED:
+        return forced->bytes == bytes && memcmp(forced->data, name, bytes) == 0;
+    case API_TOOL_CHOICE_AUTO:
+    case API_TOOL_CHOICE_REQUIRED:
+        break;
+    }
+    return chat_tools_have(json_get(request->tree, "tools"), name, bytes);
+}
+
 static enum status read_tool_choice(struct api_reader *r, const struct json *tools)
 {
     const struct json *choice = api_read_field(r, "tool_choice");

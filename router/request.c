@@ -259,6 +259,16 @@ void request_fail(struct request *request, const struct api_error *error)
                       error->param[0] ? error->param : NULL, "%s", error->message.text);
 }
 
+/* An answer without the call that was asked for is no answer: a client would act on its words. */
+static void request_fail_disobeyed(struct request *request)
+{
+    struct api_error error;
+    api_error_set(
+        &error, API_CODE_INTERNAL_ERROR, "tool_choice",
+        "tool_choice asks for a call, and the model made none to a tool that it may call");
+    request_fail(request, &error);
+}
+
 static void usage_of(const struct request *request, struct api_usage *ret_usage)
 {
     struct api_usage usage = {0, 0, 0, 0};
@@ -323,6 +333,10 @@ static void request_complete(struct request *request)
 static void request_flush(struct request *request)
 {
     list_remove(&request->in_dirty);
+    if (request->disobeyed) {
+        request_fail_disobeyed(request);
+        return;
+    }
     if (request->is_stream) {
         for (unsigned i = 0; i < request->n_choices; i++) {
             choice_write_events(&request->choices[i]);
@@ -434,7 +448,8 @@ void choice_ended(struct choice *choice, bool was_cut)
     if (leg) {
         leg->n_live -= leg->n_live > 0;
     }
-    if (request->is_stream) {
+    request->disobeyed |= choice_disobeyed(choice);
+    if (request->is_stream && !request->disobeyed) {
         choice_write_events(choice);
         api_event_finish(&request->head, choice->index,
                          api_finish_of(was_cut, choice_n_calls(choice)), choice->logprobs,

@@ -61,6 +61,12 @@ static void on_event(void *cookie, const struct chat_event *event)
         text_out(choice, event->kind, event->text, event->bytes);
         return;
     case CHAT_EVENT_CALL:
+        if (request->intake->request->options.force_call &&
+            !api_may_call(request->intake->request, event->text, event->bytes)) {
+            choice->disobeyed = choice->done_early = true;
+            return;
+        }
+        /* fall through */
     case CHAT_EVENT_ARGUMENTS:
         if (request->is_stream) {
             choice_write_events(choice);
@@ -175,6 +181,13 @@ void choice_write_events(struct choice *choice)
                        choice->logprobs, &request->out);
     }
     buf_clear(pending);
+}
+
+bool choice_disobeyed(const struct choice *choice)
+{
+    const struct api_request *api = choice->request->intake->request;
+    return choice->disobeyed ||
+           (api->options.force_call && !choice->was_cut && choice_n_calls(choice) == 0);
 }
 
 uint32_t choice_n_reasoning_tokens(const struct choice *choice)

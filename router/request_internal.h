@@ -62,6 +62,7 @@ struct choice {
     bool was_cut;
     bool saw_end;    /* the last id is an end token */
     bool done_early; /* a stop string, or the one call that was allowed */
+    bool disobeyed;  /* a call was asked for by tool_choice, and this is none of those */
     uint32_t *ids;   /* generated so far, all attempts together */
     uint32_t n_ids, capacity;
     uint64_t token_ns;              /* the last came */
@@ -83,6 +84,7 @@ struct request {
     struct sse_stream sse; /* of a streamed answer */
     struct api_head head;
     bool is_stream, is_chat;
+    bool disobeyed; /* a choice has: the request fails with the next flush */
     bool has_timings;
     Baton__Timings timings; /* of the first leg that had a first token */
     uint64_t start_ns, first_ns;
@@ -185,6 +187,9 @@ void choice_token(struct choice *choice, uint32_t id, const Baton__TokenLogprobs
 
 /* No more tokens come; gives out what was held back. */
 void choice_text_end(struct choice *choice);
+
+/* Whether the choice, which has ended, lacks the call that tool_choice asked for. */
+bool choice_disobeyed(const struct choice *choice);
 
 /* Stream: what has become of the choice since the last flush, as events. */
 void choice_write_events(struct choice *choice);

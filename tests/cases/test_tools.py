@@ -32,12 +32,14 @@ def script(build):
         "three": block(*(call(name, **arguments) for name, arguments in THREE)),
         "thought": "I need a tool.</think>" + block(call("clock", zone="UTC")),
         "words": "Let me see." + block(call("clock", zone="UTC")),
+        "lone": block(call("clock", zone="UTC"), call("stranger")),
         "plain": "red green blue.",
         "reasoned": "first I think</think>then I say",
         # what follows the forced opening of a call block, after its name or before it
         "rest": f'<{D}parameter name="zone" string="true">CET</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>',
         "named": f'clock">\n<{D}parameter name="zone" string="true">CET</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>',
     }
+    outputs["other"] = f'other">\n</{D}invoke>\n</{D}tool_calls>'  # after the forced opening: no such tool
     tokenizer = kit.Tokenizer(build)
     return kit.scripted(tokenizer, outputs) + [{"ids": tokenizer.ids("red green blue.")[0]}]
 
@@ -91,9 +93,10 @@ def tool_choice(c):
     check("auto is the default", tokens(tools=[CLOCK], tool_choice="auto"), tokens(tools=[CLOCK]))
     for fields in ({}, {"tools": [CLOCK], "tool_choice": "none"}, {"tools": []}):
         check("prompt tokens", c.good_chat([user("plain")], **fields)["usage"]["prompt_tokens"], len(without))
-        # The model writes a call all the same: it is not shown, neither as a call nor as raw text.
-        content, _, calls, finish, _ = both(c, [user("words")], reasoning_effort="none", **fields)
-        check(f"{fields}", (content, calls, finish), ("Let me see.", [], "stop"))
+        # The model writes a call all the same: it is no call, nor raw marks, and does not vanish.
+        for key, words in (("words", 'Let me see.\n\nclock({"zone": "UTC"})'), ("lone", 'clock({"zone": "UTC"})\nstranger({})')):
+            content, _, calls, finish, _ = both(c, [user(key)], reasoning_effort="none", **fields)
+            check(f"{fields}", (content, calls, finish), (words, [], "stop"))
     content, _, calls, finish, _ = both(c, [user("words")], reasoning_effort="none", tools=[CLOCK])
     check("auto", (content, [k["name"] for k in calls], finish), ("Let me see.", ["clock"], "tool_calls"))
     check("arguments", json.loads(calls[0]["arguments"]), {"zone": "UTC"})
@@ -101,10 +104,26 @@ def tool_choice(c):
         _, _, calls, finish, _ = both(c, [user(key)], tools=[CLOCK, WEATHER], tool_choice=choice, reasoning_effort="none")
         check(f"tool_choice {choice}", ([k["name"] for k in calls], finish), (["clock"], "tool_calls"))
         check("arguments", json.loads(calls[0]["arguments"]), {"zone": "CET"})
-        # A model that writes words where a call is due: the opening that the prompt brought is not shown.
-        content, _, calls, _, _ = both(c, [user("plain")], tools=[CLOCK, WEATHER], tool_choice=choice, max_tokens=8)
-        need(not calls or [k["name"] for k in calls] == ["clock"], "a call to another tool", calls)
-        need(calls or content == "red green blue.", "its own words", content)
+        # Words where a call is due, a call to a tool that there is not, or nothing: an error, no answer without a call.
+        failed = c.router.metric("baton_requests_failed_total")
+        for other in ("plain", "other") if choice == "required" else ("plain",):
+            body = {"messages": [user(other)], "tools": [CLOCK, WEATHER], "tool_choice": choice}
+            answer = c.post(CHAT, body)
+            check(f"{choice}, {other}: {answer.body!r:.200}", (answer.status, answer.error()["code"], answer.error()["param"]),
+                  (500, "internal_error", "tool_choice"))
+            stream = c.stream(CHAT, body)
+            if isinstance(stream, kit.Stream):  # its words had begun
+                need(not stream.done and not stream.whole and stream.finish() is None, "no good end", stream.events[-2:])
+                check("the error event", (stream.error["code"], stream.error["param"]), ("internal_error", "tool_choice"))
+                for text in (stream.text(), *(k["name"] + k["arguments"] for k in stream.calls())):
+                    no_marks(text)
+                    need("other" not in text, "a call to a tool that there is not", text)
+            else:
+                check("status of a stream that had not begun", (stream.status, stream.error()["code"]), (500, "internal_error"))
+        check("failed", c.router.metric("baton_requests_failed_total") - failed, 4 if choice == "required" else 2)
+        # A limit is no disobedience: `length` says that there may have been more.
+        content, _, calls, finish, _ = both(c, [user("plain")], tools=[CLOCK, WEATHER], tool_choice=choice, max_tokens=2)
+        check("cut", (finish, [k["name"] for k in calls if k["name"] != "clock"]), ("length", []))
     body = {"messages": [user("plain")], "tools": [CLOCK]}
     c.refused(CHAT, {**body, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}, 400, "invalid_value",
               "tool_choice.function.name")
