@@ -5,6 +5,9 @@
 #ifndef BATON_KERNELS_CUDA_ATTENTION_CUH
 #define BATON_KERNELS_CUDA_ATTENTION_CUH
 
+extern "C" {
+#include "base/status.h" /* error_set is C's */
+}
 #include "kernels/cuda/cache.cuh"
 #include "kernels/cuda/cuda.cuh"
 

@@ -209,7 +209,7 @@ static inline void product(const float *w, const float *x, uint32_t rows, uint32
 struct call {
     struct ops_rows rows;
     uint32_t tokens[4096], positions[4096], seq_of[4096];
-    struct ops_seq seqs[16];
+    struct ops_seq seqs[80];
 };
 
 static inline void call_clear(struct call *call)
