@@ -7,7 +7,7 @@ log_dir=$top/.run/log
 mkdir -p "$log_dir"
 
 packages_build=(gcc meson ninja-build pkg-config python3 git
-    libevent-dev libjansson-dev libxxhash-dev libpcre2-dev libssl-dev
+    libevent-dev libjansson-dev libxxhash-dev libssl-dev
     libgrpc-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libucx-dev)
 packages_check=(libcmocka-dev clang clang-format libclang-rt-14-dev scdoc ucx-utils
     prometheus python3-venv iproute2 curl openssl procps)
