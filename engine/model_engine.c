@@ -125,6 +125,12 @@ static enum status model_open(struct engine *engine, const struct engine_options
     const char *device = options->device ? options->device : "cpu";
     struct registry_choice choice;
     enum status status = registry_find(device, &choice, err);
+    if (!status && choice.ops != &ops_cpu) {
+        status = error_set(err, STATUS_UNSUPPORTED,
+                           "device '%s': its operations are built, the engine's pool and slots in "
+                           "its memory are not",
+                           device);
+    }
     if (!status) {
         status = model_config_load(options->model_dir, &m->config, err);
     }
@@ -144,7 +150,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_tokens = info->max_context_tokens,
                                 .page_tokens = info->page_tokens,
                                 .heavy_ratio = m->config.heavy_ratio,
-                                .n_threads = options->n_threads};
+                                .n_threads = options->n_threads,
+                                .device_i = choice.device_i};
     uint8_t identity[16];
     status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir,
                         options->exact, &limits, tick, engine, identity, err);

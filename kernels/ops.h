@@ -15,8 +15,9 @@
  * graph to bitwise equality over chunkings and batches.
  *
  * Arrays are row-major floats in the device's memory; with rounding on they hold bfloat16 values.
- * So are all that a layer points to and the three regions of struct ops_kv; struct ops_rows, the
- * arrays it points to and head's `which` are host memory. T is rows->n_rows.
+ * So are the vectors and tables that a layer points to, a matrix's data and the three regions of
+ * struct ops_kv; arrays of matrices and experts, struct ops_rows with all it points to and head's
+ * `which` are host memory. T is rows->n_rows.
  *
  * To add a backend: fill the table, give it a line in kernels/registry.c that says what it needs,
  * and run tests/kernels on it. To add an operation: it must be the model's own, at the grain at
@@ -273,5 +274,6 @@ struct ops {
 };
 
 extern const struct ops ops_cpu;
+extern const struct ops ops_cuda; /* where the build has it: see kernels/registry.h */
 
 #endif

@@ -15,6 +15,7 @@
 struct registry_choice {
     const struct ops *ops;
     uint32_t n_devices;
+    uint32_t device_i; /* N of cuda:N, for struct ops_limits */
 };
 
 /* One variant of one operation: its state here and the reason. */

@@ -3,12 +3,12 @@
  * The reference of every other backend, and what answers where there is no GPU. All scratch is
  * made at open for the largest call; most of it is touched only when such a call comes.
  */
-#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/source.h"
 
 enum { ALIGN = 64, MAX_DEFAULT_THREADS = 16 };
 
@@ -89,31 +89,6 @@ static void cpu_read(struct ops_device *dev, void *ret_data, const void *memory,
 static enum status cpu_wait(struct ops_device *dev, struct error *err)
 {
     return STATUS_OK;
-}
-
-/* Radians a token for each pair; see model.md for the YaRN ramp. */
-static void fill_freqs(const struct ops_dims *d, bool compressed, float *ret)
-{
-    double base = compressed ? d->compress_theta : d->rope_theta, rd = d->rope_dim;
-    double low = 0.0, high = 1.0;
-    bool yarn = compressed && d->has_yarn;
-    if (yarn) {
-        double turns = rd / (2.0 * log(base)), circle = 2.0 * M_PI;
-        low = floor(turns * log(d->yarn_original / (d->yarn_beta_fast * circle)));
-        high = ceil(turns * log(d->yarn_original / (d->yarn_beta_slow * circle)));
-        low = low < 0.0 ? 0.0 : low;
-        high = high > rd - 1.0 ? rd - 1.0 : high;
-        high = low == high ? high + 0.001 : high;
-    }
-    for (uint32_t i = 0; i < d->rope_dim / 2; i++) {
-        double f = pow(base, -2.0 * i / rd);
-        if (yarn) {
-            double ramp = (i - low) / (high - low);
-            ramp = ramp < 0.0 ? 0.0 : (ramp > 1.0 ? 1.0 : ramp);
-            f = f / d->yarn_factor * ramp + f * (1.0 - ramp);
-        }
-        ret[i] = (float)f;
-    }
 }
 
 static size_t most(size_t a, size_t b)
@@ -201,7 +176,7 @@ static enum status cpu_open(const struct ops_dims *dims, const struct ops_limits
         return status;
     }
     for (int k = 0; k < 2; k++) {
-        fill_freqs(&dev->d, k == 1, dev->freqs[k]);
+        ops_rope_freqs(&dev->d, k == 1, dev->freqs[k]);
     }
     dev->threads = cpu_threads_create(dev->n_threads);
     *ret_device = dev;

@@ -89,7 +89,6 @@ struct cpu_job {
 /* --- gemm.c */
 size_t cpu_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
 void cpu_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
-float cpu_source_element(const struct ops_source *source, uint32_t row, uint32_t col);
 /* Row of a table as floats. */
 void cpu_table_row(const struct ops_matrix *table, uint32_t row, float *ret_row);
 void cpu_gemm(struct cpu_threads *threads, const struct cpu_job *jobs, uint32_t n_jobs);

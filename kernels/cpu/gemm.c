@@ -13,56 +13,15 @@
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/source.h"
 
 typedef uint16_t v8h __attribute__((vector_size(16), aligned(2)));
 
 enum { ROW_CHUNK = 32 }; /* rows of one item: keeps a block of weights in the first-level cache */
 
-static float scale_at(const struct ops_source *s, uint32_t row, uint32_t col)
-{
-    size_t i = (size_t)(row / s->block_rows) * s->scale_cols + col / s->block_cols;
-    switch (s->scale_format) {
-    case OPS_SCALE_E8M0:
-        return e8m0_decode(((const uint8_t *)s->scale)[i]);
-    case OPS_SCALE_E4M3:
-        return e4m3_decode(((const uint8_t *)s->scale)[i]);
-    case OPS_SCALE_F32:
-        return ((const float *)s->scale)[i];
-    case OPS_SCALE_NONE:
-        break;
-    }
-    return 1.0f;
-}
-
-float cpu_source_element(const struct ops_source *s, uint32_t row, uint32_t col)
-{
-    row += s->row_first;
-    col += s->col_first;
-    const uint8_t *at = (const uint8_t *)s->data + (size_t)row * s->row_bytes;
-    uint16_t half;
-    float value;
-    switch (s->format) {
-    case OPS_F32:
-        memcpy(&value, at + (size_t)col * 4, 4);
-        return value;
-    case OPS_BF16:
-        memcpy(&half, at + (size_t)col * 2, 2);
-        return bf16_decode(half);
-    case OPS_FP8_BLOCK:
-        return e4m3_decode(at[col]) * scale_at(s, row, col);
-    case OPS_MXFP4:
-    case OPS_NVFP4:
-        value = e2m1_decode(col & 1 ? at[col / 2] >> 4 : at[col / 2] & 15);
-        return value * scale_at(s, row, col) * s->global_scale;
-    }
-    return 0.0f;
-}
-
 size_t cpu_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
 {
-    bool half =
-        s->format == OPS_BF16 || (s->format != OPS_F32 && s->scale_format == OPS_SCALE_E8M0 &&
-                                  f32_bits(s->global_scale) == f32_bits(1.0f));
+    bool half = ops_source_is_half(s);
     size_t rows = s->rows;
     if (s->is_table) {
         *ret_form = half ? CPU_FORM_TABLE_BF16 : CPU_FORM_TABLE_F32;
@@ -83,7 +42,7 @@ void cpu_matrix_pack(const struct ops_source *s, uint8_t form, void *dst)
                              : (size_t)(r / CPU_BLOCK) * CPU_BLOCK * s->cols + r % CPU_BLOCK;
         size_t step = table ? 1 : CPU_BLOCK;
         for (uint32_t k = 0; k < s->cols; k++) {
-            float value = cpu_source_element(s, r, k);
+            float value = ops_source_element(s, r, k);
             if (form == CPU_FORM_BF16 || form == CPU_FORM_TABLE_BF16) {
                 halves[first + k * step] = bf16_encode(value);
             } else {

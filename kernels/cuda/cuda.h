@@ -28,7 +28,27 @@ extern "C" {
 
 enum {
     CUDA_MAX_EXPERTS = 512, /* of one device */
-    CUDA_TILE_ROWS = 8      /* rows that a product takes at once */
+    CUDA_MAX_CHOICES = 32,  /* experts of one row */
+    CUDA_MAX_ROPE = 1024,   /* rotated channels */
+    CUDA_TILE_ROWS = 8,     /* rows that a product takes at once */
+    CUDA_BLOCK = 32,        /* outputs packed side by side: a lane each */
+    CUDA_SLICE = 128,       /* inputs summed before they join the total */
+    CUDA_MAX_GRID_Y = 65535,
+    CUDA_UNIT_BYTES = 16 /* one load: consecutive inputs of one output */
+};
+
+/* How a packed matrix keeps its elements: blocks of 32 outputs; in each, for every 16 bytes' worth
+ * of inputs, those of output 0, of output 1, ... The rest is zero. Then scales, in each block the
+ * 32 outputs' for every group of inputs, and for fp4 a float for the whole matrix. Tables are
+ * plain rows. */
+enum cuda_form {
+    CUDA_F32,
+    CUDA_BF16,
+    CUDA_FP8,      /* e4m3, an e8m0 scale for 128 inputs */
+    CUDA_FP4_E8M0, /* e2m1, for 32 */
+    CUDA_FP4_E4M3, /* e2m1, an e4m3 scale for 16 */
+    CUDA_TABLE_F32,
+    CUDA_TABLE_BF16
 };
 
 struct cuda_memory;
@@ -39,7 +59,8 @@ struct ops_device {
     struct ops_limits limits;
     uint32_t n_sms;
     cudaStream_t stream;
-    enum status failed; /* OK, or the first failure, in `failure` */
+    cudaEvent_t reached; /* comm: marks a place in the stream */
+    enum status failed;  /* OK, or the first failure, in `failure` */
     struct error failure;
     struct cuda_memory *memory; /* list of what was taken from the driver */
     size_t allocated;
@@ -52,6 +73,7 @@ struct ops_device {
     float *quant;                       /* [n_rows, widest input] through the FP8 quantiser */
     float *wide, *wide2;                /* [n_rows, widest output between two products] */
     float *head_x;                      /* [n_rows, hidden] */
+    uint32_t *which;                    /* [n_rows]: head's */
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
     /* experts.cu: a lane is a row at an expert */
@@ -60,7 +82,7 @@ struct ops_device {
     uint32_t *lane_row, *lane_of; /* of lane: its row; of (row, choice): its lane */
     uint32_t *expert_lanes;       /* [n_own]: how many */
     struct cuda_tile *tiles;      /* as many as tile_count says */
-    uint32_t *tile_count, max_tiles;
+    uint32_t *tile_count;         /* of the tiles, and of the lanes in them */
 };
 
 /* Rows that a product takes at once: of one expert's lanes. */
@@ -77,17 +99,36 @@ void cuda_failed(struct ops_device *dev, enum status status, const char *format,
 /* n * m floats or words of device memory, for `open`; *ok becomes false when there are none. */
 void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 
-/* --- gemm.cu */
-/* Forms of a matrix: element types and where scales lie. */
+/* --- pack.c */
+/* Bytes of the packed matrix, and its form. */
 size_t cuda_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
-/* Writes the packed form into host memory. */
+/* Writes it, in host memory. */
 void cuda_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
+/* Where a packed matrix keeps its scales, behind the elements. */
+FORMATS_FN size_t cuda_scales_offset(uint32_t rows, uint32_t cols, uint32_t unit)
+{
+    return (size_t)((rows + CUDA_BLOCK - 1) / CUDA_BLOCK) * ((cols + unit - 1) / unit) *
+           CUDA_BLOCK * CUDA_UNIT_BYTES;
+}
+/* Groups of a block's inputs that have a scale: whole units, where a unit has several. */
+FORMATS_FN uint32_t cuda_groups(uint32_t cols, uint32_t unit, uint32_t group)
+{
+    return group < unit ? (cols + unit - 1) / unit * (unit / group) : (cols + group - 1) / group;
+}
+
+/* --- gemm.cu */
+/* As cudaFuncGetAttributes: whether the build holds code for the current device. */
+cudaError_t cuda_has_code(void);
 /* y[r][0 .. matrix->rows) = x[r] W^T for n_rows rows, in the order of kernels/cpu/gemm.c; strides
  * in floats. round: to bfloat16. x is taken as it is: see cuda_quant_rows. */
 void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                size_t x_stride, uint32_t n_rows, float *y, size_t y_stride, bool round);
-/* Two matrices of one shape and form on lanes that dev->tiles lists: matrix[i] of the tile's
- * expert. x_row: row of x for a lane, or NULL: the lane itself. */
+/* The same for rows x_row[0 .. n_rows) of x, in device memory. */
+void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
+                    size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
+                    size_t y_stride, bool round);
+/* One matrix an expert, all of the shape and form of `shape`, on the lanes that dev->tiles lists.
+ * x_row: the row of x of a lane, or NULL: the lane itself. */
 struct cuda_weights {
     const void *data[CUDA_MAX_EXPERTS];
 };
@@ -145,8 +186,6 @@ void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const 
                const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
 void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                float *const *y);
-
-extern const struct ops ops_cuda;
 
 #ifdef __cplusplus
 }

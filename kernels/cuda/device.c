@@ -1,8 +1,10 @@
-/* See device.h. The only file, with comm.c, that speaks to the CUDA runtime from C. */
+/* See device.h. The only file, with backend.c, that speaks to the CUDA runtime from C. */
 #include "kernels/cuda/device.h"
 
 #include <cuda_runtime_api.h>
 #include <stdio.h>
+
+#include "kernels/cuda/cuda.h"
 
 static enum status from_cuda(cudaError_t code, const char *what, struct error *err)
 {
@@ -22,6 +24,39 @@ int device_count(void)
         return 0;
     }
     return n;
+}
+
+enum status device_probe(uint32_t device_i, struct error *err)
+{
+    int n = 0;
+    cudaError_t code = cudaGetDeviceCount(&n);
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device 'cuda:%u': no CUDA device can be used: %s", device_i,
+                         cudaGetErrorString(code));
+    }
+    if (device_i >= (uint32_t)n) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device 'cuda:%u': this host has %d CUDA device%s, numbered from 0",
+                         device_i, n, n == 1 ? "" : "s");
+    }
+    struct cudaDeviceProp prop;
+    code = cudaSetDevice((int)device_i);
+    code = code == cudaSuccess ? cudaGetDeviceProperties(&prop, (int)device_i) : code;
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error_set(err, STATUS_SYSTEM, "device 'cuda:%u': %s", device_i,
+                         cudaGetErrorString(code));
+    }
+    if (cuda_has_code() != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "device 'cuda:%u': this build has no code for %s (sm_%d%d); see the "
+                         "build option gpu_archs",
+                         device_i, prop.name, prop.major, prop.minor);
+    }
+    return STATUS_OK;
 }
 
 enum status device_select(int device_i, char *ret_text, size_t text_bytes, struct error *err)

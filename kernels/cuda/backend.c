@@ -1,0 +1,395 @@
+/* The CUDA backend: opening a device, its memory, what fails on it, its table.
+ *
+ * Memory comes from the driver in large blocks and is handed out from their front, for a model has
+ * thousands of matrices; it is given back whole at close. The rows of a call travel through pinned
+ * buffers that take turns, so that the host may prepare a call while the one before still runs.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/device.h"
+#include "kernels/source.h"
+
+enum {
+    ALIGN = 256,
+    BLOCK_BYTES = 64 << 20,
+    N_STAGES = 2,
+};
+
+struct cuda_memory {
+    struct cuda_memory *next;
+    char *data;
+    size_t bytes, used;
+};
+
+/* One image of the rows of a call, in pinned and in device memory: sequences, then words. */
+struct cuda_staging {
+    size_t bytes, max_pages;
+    uint8_t *device;
+    uint8_t *host[N_STAGES];
+    cudaEvent_t sent[N_STAGES];
+    uint32_t n_calls;
+};
+
+void cuda_failed(struct ops_device *dev, enum status status, const char *format, ...)
+{
+    if (dev->failed) {
+        return;
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(dev->failure.text, sizeof(dev->failure.text), format, arguments);
+    va_end(arguments);
+    dev->failed = status;
+}
+
+/* Keeps `code` if it is a failure; whether it is none. */
+static bool kept(struct ops_device *dev, cudaError_t code, const char *what)
+{
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        cuda_failed(dev, STATUS_SYSTEM, "cuda:%u: %s: %s", dev->limits.device_i, what,
+                    cudaGetErrorString(code));
+    }
+    return code == cudaSuccess;
+}
+
+void cuda_launched(struct ops_device *dev, const char *what)
+{
+    (void)kept(dev, cudaGetLastError(), what);
+}
+
+static void *cuda_alloc(struct ops_device *dev, size_t bytes)
+{
+    size_t wanted;
+    if (!size_add(bytes ? bytes : 1, ALIGN - 1, &wanted)) {
+        return NULL;
+    }
+    wanted = wanted / ALIGN * ALIGN;
+    struct cuda_memory *block = dev->memory;
+    if (!block || block->bytes - block->used < wanted) {
+        size_t all = wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES;
+        void *data;
+        if (cudaMalloc(&data, all) != cudaSuccess) {
+            (void)cudaGetLastError(); /* being out of memory ends this call alone */
+            return NULL;
+        }
+        block = mem_zalloc(sizeof(*block));
+        *block = (struct cuda_memory){.next = dev->memory, .data = data, .bytes = all};
+        dev->memory = block;
+        (void)kept(dev, cudaMemsetAsync(data, 0, all, dev->stream), "clearing memory");
+    }
+    void *memory = block->data + block->used;
+    block->used += wanted;
+    dev->allocated += wanted;
+    return memory;
+}
+
+static size_t cuda_allocated(const struct ops_device *dev)
+{
+    return dev->allocated;
+}
+
+void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok)
+{
+    size_t bytes;
+    void *data = size_mul(n, m, &bytes) && size_mul(bytes, sizeof(float), &bytes)
+                     ? cuda_alloc(dev, bytes)
+                     : NULL;
+    *ok = *ok && data;
+    return data;
+}
+
+static void cuda_close(struct ops_device *dev)
+{
+    if (!dev) {
+        return;
+    }
+    if (dev->stream) {
+        (void)cudaStreamSynchronize(dev->stream);
+    }
+    if (dev->staging) {
+        for (int i = 0; i < N_STAGES; i++) {
+            if (dev->staging->sent[i]) {
+                (void)cudaEventDestroy(dev->staging->sent[i]);
+            }
+            if (dev->staging->host[i]) {
+                (void)cudaFreeHost(dev->staging->host[i]);
+            }
+        }
+        mem_free(dev->staging);
+    }
+    while (dev->memory) {
+        struct cuda_memory *block = dev->memory;
+        dev->memory = block->next;
+        (void)cudaFree(block->data);
+        mem_free(block);
+    }
+    if (dev->reached) {
+        (void)cudaEventDestroy(dev->reached);
+    }
+    if (dev->stream) {
+        (void)cudaStreamDestroy(dev->stream);
+    }
+    (void)cudaGetLastError();
+    mem_free(dev);
+}
+
+static void cuda_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
+{
+    /* From pageable memory the call may return before it has read it all; this one may not. */
+    if (bytes && kept(dev, cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, dev->stream),
+                      "writing memory")) {
+        (void)kept(dev, cudaStreamSynchronize(dev->stream), "writing memory");
+    }
+}
+
+static void cuda_read(struct ops_device *dev, void *ret_data, const void *memory, size_t bytes)
+{
+    if (bytes) {
+        (void)kept(dev, cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, dev->stream),
+                   "reading memory");
+    }
+}
+
+static enum status cuda_pack(struct ops_device *dev, const struct ops_source *source,
+                             struct ops_matrix *ret_matrix)
+{
+    struct ops_matrix m = {.rows = source->rows, .cols = source->cols};
+    size_t bytes = cuda_matrix_bytes(source, &m.form);
+    m.data = cuda_alloc(dev, bytes);
+    void *image = m.data ? mem_try_alloc(bytes) : NULL;
+    if (!image) {
+        return STATUS_EXHAUSTED;
+    }
+    m.quant_input =
+        !source->plain_inputs && source->format != OPS_F32 && source->format != OPS_BF16;
+    cuda_matrix_pack(source, m.form, image);
+    cuda_write(dev, m.data, image, bytes);
+    mem_free(image);
+    *ret_matrix = m;
+    return STATUS_OK;
+}
+
+static void *cuda_upload(struct ops_device *dev, const void *data, size_t bytes)
+{
+    void *copy = cuda_alloc(dev, bytes);
+    if (copy) {
+        cuda_write(dev, copy, data, bytes);
+    }
+    return copy;
+}
+
+static enum status cuda_wait(struct ops_device *dev, struct error *err)
+{
+    (void)kept(dev, cudaStreamSynchronize(dev->stream), "an operation");
+    return dev->failed ? error_set(err, dev->failed, "%s", dev->failure.text) : STATUS_OK;
+}
+
+static size_t most(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static bool make_staging(struct ops_device *dev)
+{
+    const struct ops_limits *l = &dev->limits;
+    struct cuda_staging *s = mem_zalloc(sizeof(*s));
+    dev->staging = s;
+    s->max_pages = l->page_tokens ? (size_t)l->n_seqs * (l->n_tokens / l->page_tokens + 1) : 0;
+    s->bytes = l->n_seqs * sizeof(struct ops_seq) +
+               (3 * (size_t)l->n_rows + s->max_pages) * sizeof(uint32_t);
+    s->device = cuda_alloc(dev, s->bytes);
+    bool ok = s->device;
+    for (int i = 0; i < N_STAGES && ok; i++) {
+        void *host = NULL;
+        ok = cudaHostAlloc(&host, s->bytes, cudaHostAllocDefault) == cudaSuccess;
+        s->host[i] = host;
+        ok = ok && cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming) == cudaSuccess;
+    }
+    return ok;
+}
+
+static bool make_scratch(struct ops_device *dev)
+{
+    const struct ops_dims *d = &dev->d;
+    size_t t = dev->limits.n_rows, narrow = (size_t)d->o_groups * d->o_lora;
+    size_t n_own = d->expert_end - d->expert_first;
+    size_t used = d->n_experts_used < n_own ? d->n_experts_used : n_own;
+    size_t lanes = t * (used + d->has_shared);
+    bool ok = true;
+    for (int k = 0; k < 2; k++) {
+        dev->freqs[k] = cuda_room(dev, d->rope_dim, 1, &ok);
+        dev->rope[k] = cuda_room(dev, t, d->rope_dim, &ok);
+    }
+    dev->quant = cuda_room(dev, t, most(d->hidden, d->q_lora), &ok);
+    size_t wide = most(2 * (size_t)most(d->head_dim, d->index_dim), most(narrow, d->n_experts));
+    dev->wide = cuda_room(dev, t, wide, &ok);
+    dev->wide2 = cuda_room(dev, t, wide, &ok);
+    dev->which = cuda_room(dev, t, 1, &ok);
+    dev->head_x = cuda_room(dev, t, d->hidden, &ok);
+    dev->lane_y = cuda_room(dev, lanes, d->hidden, &ok);
+    dev->lane_a = cuda_room(dev, lanes, d->expert_width, &ok);
+    dev->lane_b = cuda_room(dev, lanes, d->expert_width, &ok);
+    dev->lane_row = cuda_room(dev, lanes, 1, &ok);
+    dev->lane_weight = cuda_room(dev, lanes, 1, &ok);
+    dev->lane_of = cuda_room(dev, t, d->n_experts_used, &ok);
+    dev->expert_lanes = cuda_room(dev, n_own, 1, &ok);
+    size_t n_tiles = t * used / CUDA_TILE_ROWS + n_own;
+    dev->tiles = cuda_room(dev, n_tiles, sizeof(struct cuda_tile) / sizeof(uint32_t), &ok);
+    dev->tile_count = cuda_room(dev, 2, 1, &ok);
+    return ok && cuda_attention_room(dev);
+}
+
+static enum status fits(const struct ops_dims *d, struct error *err)
+{
+    if (d->expert_end - d->expert_first > CUDA_MAX_EXPERTS) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "a CUDA device takes %d experts of a layer, not %u: share them among more "
+                         "devices",
+                         CUDA_MAX_EXPERTS, d->expert_end - d->expert_first);
+    }
+    if (d->rope_dim > CUDA_MAX_ROPE) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "the CUDA backend rotates %d channels at most, not %u", CUDA_MAX_ROPE,
+                         d->rope_dim);
+    }
+    if (d->n_experts_used > CUDA_MAX_CHOICES) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "the CUDA backend routes a row to %d experts at most, not %u",
+                         CUDA_MAX_CHOICES, d->n_experts_used);
+    }
+    return STATUS_OK;
+}
+
+static enum status cuda_open(const struct ops_dims *dims, const struct ops_limits *limits,
+                             struct ops_device **ret_device, struct error *err)
+{
+    enum status status = fits(dims, err);
+    if (!status) {
+        status = device_probe(limits->device_i, err);
+    }
+    if (status) {
+        return status;
+    }
+    struct ops_device *dev = mem_zalloc(sizeof(*dev));
+    dev->d = *dims;
+    dev->limits = *limits;
+    dev->limits.n_seqs = limits->n_seqs ? limits->n_seqs : limits->n_rows;
+    dev->max_entries = limits->n_tokens / OPS_SPARSE_RATIO + 1;
+    uint32_t n_heavy = limits->heavy_ratio ? limits->n_tokens / limits->heavy_ratio + 1 : 0;
+    uint32_t n_chosen = dims->index_topk < dev->max_entries ? dims->index_topk : dev->max_entries;
+    dev->max_attended = dims->window + (n_heavy > n_chosen ? n_heavy : n_chosen);
+    int n_sms = 0;
+    if (kept(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream") &&
+        kept(dev, cudaEventCreateWithFlags(&dev->reached, cudaEventDisableTiming), "an event") &&
+        kept(dev,
+             cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, (int)limits->device_i),
+             "its number of multiprocessors") &&
+        !(make_staging(dev) && make_scratch(dev))) {
+        size_t free_bytes = 0, all_bytes = 0;
+        (void)cudaMemGetInfo(&free_bytes, &all_bytes);
+        cuda_failed(dev, STATUS_EXHAUSTED,
+                    "cuda:%u: no memory for the scratch of calls of %u rows over %u tokens: %zu "
+                    "MiB were taken before it ended, %zu of %zu MiB are free",
+                    limits->device_i, limits->n_rows, limits->n_tokens, dev->allocated >> 20,
+                    free_bytes >> 20, all_bytes >> 20);
+    }
+    dev->n_sms = (uint32_t)n_sms;
+    for (int k = 0; k < 2 && !dev->failed; k++) {
+        float freqs[CUDA_MAX_ROPE / 2];
+        ops_rope_freqs(&dev->d, k == 1, freqs);
+        cuda_write(dev, dev->freqs[k], freqs, dims->rope_dim / 2 * sizeof(float));
+    }
+    status = cuda_wait(dev, err);
+    if (status) {
+        cuda_close(dev);
+        return status;
+    }
+    *ret_device = dev;
+    return STATUS_OK;
+}
+
+/* Copies n words behind *at, which moves on; returns where they will be in device memory. */
+static const uint32_t *put_words(struct cuda_staging *s, uint8_t *host, size_t *at,
+                                 const uint32_t *words, size_t n)
+{
+    const uint32_t *there = (const uint32_t *)(const void *)(s->device + *at);
+    if (n) {
+        memcpy(host + *at, words, n * sizeof(*words));
+    }
+    *at += n * sizeof(*words);
+    return there;
+}
+
+static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
+{
+    struct cuda_staging *s = dev->staging;
+    const struct ops_limits *l = &dev->limits;
+    size_t n_pages = 0;
+    for (uint32_t i = 0; i < rows->n_seqs && l->page_tokens; i++) {
+        const struct ops_seq *seq = &rows->seqs[i];
+        n_pages += ((size_t)seq->position + seq->n_rows + l->page_tokens - 1) / l->page_tokens;
+    }
+    if (rows->n_rows > l->n_rows || rows->n_seqs > l->n_seqs || n_pages > s->max_pages) {
+        cuda_failed(dev, STATUS_INVALID,
+                    "cuda:%u: a call of %u rows of %u sequences with %zu pages is larger than the "
+                    "device was opened for",
+                    l->device_i, rows->n_rows, rows->n_seqs, n_pages);
+        return;
+    }
+    uint32_t turn = s->n_calls++ % N_STAGES;
+    if (!kept(dev, cudaEventSynchronize(s->sent[turn]), "the rows of an earlier call")) {
+        return;
+    }
+    uint8_t *host = s->host[turn];
+    struct ops_seq *seqs = (struct ops_seq *)(void *)host;
+    size_t at = rows->n_seqs * sizeof(*seqs);
+    for (uint32_t i = 0; i < rows->n_seqs; i++) {
+        const struct ops_seq *seq = &rows->seqs[i];
+        size_t end = (size_t)seq->position + seq->n_rows;
+        size_t n = l->page_tokens ? (end + l->page_tokens - 1) / l->page_tokens : 0;
+        seqs[i] = *seq;
+        seqs[i].pages = put_words(s, host, &at, seq->pages, n);
+    }
+    dev->rows = (struct ops_rows){.n_rows = rows->n_rows, .n_seqs = rows->n_seqs};
+    dev->rows.seqs = (const struct ops_seq *)(const void *)s->device;
+    dev->rows.tokens = put_words(s, host, &at, rows->tokens, rows->n_rows);
+    dev->rows.positions = put_words(s, host, &at, rows->positions, rows->n_rows);
+    dev->rows.seq_of = put_words(s, host, &at, rows->seq_of, rows->n_rows);
+    if (kept(dev, cudaMemcpyAsync(s->device, host, at, cudaMemcpyHostToDevice, dev->stream),
+             "sending the rows of a call") &&
+        kept(dev, cudaEventRecord(s->sent[turn], dev->stream), "sending the rows of a call")) {
+        cuda_positions(dev);
+    }
+}
+
+const struct ops ops_cuda = {
+    .name = "cuda",
+    .open = cuda_open,
+    .close = cuda_close,
+    .alloc = cuda_alloc,
+    .allocated = cuda_allocated,
+    .pack = cuda_pack,
+    .upload = cuda_upload,
+    .write = cuda_write,
+    .read = cuda_read,
+    .wait = cuda_wait,
+    .begin = cuda_begin,
+    .embed = cuda_embed,
+    .mhc_pre = cuda_mhc_pre,
+    .mhc_post = cuda_mhc_post,
+    .project = cuda_project,
+    .compress = cuda_compress,
+    .indexer = cuda_indexer,
+    .topk = cuda_topk,
+    .attend = cuda_attend,
+    .oproj = cuda_oproj,
+    .route = cuda_route,
+    .experts = cuda_experts,
+    .head = cuda_head,
+    .comm = cuda_comm,
+};

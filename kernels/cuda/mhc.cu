@@ -1,0 +1,136 @@
+/* Manifold-constrained hyper-connections: see kernels/cpu/mhc.c for the equations' order. */
+#include "kernels/cuda/mhc.cuh"
+
+namespace
+{
+
+enum { H = OPS_HC, THREADS = 128, WARPS = THREADS / CUDA_WARP };
+
+/* A lane's element of the mixing matrix over the sum of its row or column plus eps: lane 4 j + k
+ * (all modulo 16) holds c[j][k]. */
+__device__ __forceinline__ float normalised(float c, float eps, bool columns)
+{
+    const uint32_t lane = cuda_lane(), row = lane & ~3u, column = (lane & 16u) | (lane & 3u);
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t b = 0; b < H; b++) {
+        sum += __shfl_sync(0xffffffffu, c, (int)(columns ? column + 4 * b : row + b));
+    }
+    return c / (sum + eps);
+}
+
+/* m[24] to pre[4] in every lane, and post and the matrix to `mix`. */
+__device__ __forceinline__ void split(const float *m, float root, const ops_hc_device &hc,
+                                      uint32_t iters, float eps, float *ret_pre, float *mix)
+{
+    const uint32_t lane = cuda_lane(), i = 2 * H + (lane & 15u);
+    float product = m[lane < OPS_HC_OUT ? lane : 0], entry = m[i];
+    __syncwarp(); /* mix may be m: all have read */
+    float gate = 0.0f;
+    if (lane < 2 * H) {
+        float scale = lane < H ? hc.scale[0] : hc.scale[1];
+        gate = cuda_sigmoid(product / root * scale + hc.base[lane]);
+        gate = lane < H ? gate + eps : 2.0f * gate;
+    }
+#pragma unroll
+    for (int k = 0; k < H; k++) {
+        ret_pre[k] = __shfl_sync(0xffffffffu, gate, k);
+    }
+    float c = entry / root * hc.scale[2] + hc.base[i], most = c, sum = 0.0f;
+#pragma unroll
+    for (int step = 1; step < H; step *= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, most, step);
+        most = other > most ? other : most;
+    }
+    c = cpu_exp(c - most);
+#pragma unroll
+    for (uint32_t k = 0; k < H; k++) {
+        sum += __shfl_sync(0xffffffffu, c, (int)((lane & ~3u) + k));
+    }
+    c = normalised(c / sum + eps, eps, true);
+    for (uint32_t turn = 1; turn < iters; turn++) {
+        c = normalised(c, eps, false);
+        c = normalised(c, eps, true);
+    }
+    if (lane >= H && lane < 2 * H) {
+        mix[lane - H] = gate;
+    }
+    if (lane < H * H) {
+        mix[H + lane] = c;
+    }
+}
+
+/* A warp for each row; `mix` holds the products with fn. */
+__global__ void __launch_bounds__(THREADS)
+    pre_kernel(uint32_t n_rows, uint32_t n, ops_hc_device hc, const float *norm, float rms_eps,
+               float hc_eps, uint32_t iters, bool round, const float *streams, float *x, float *mix)
+{
+    uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    if (r >= n_rows) {
+        return;
+    }
+    const float *f = streams + (size_t)r * H * n;
+    float pre[H], *u = x + (size_t)r * n;
+    split(mix + (size_t)r * OPS_HC_OUT, warp_root(f, (size_t)H * n, rms_eps), hc, iters, hc_eps,
+          pre, mix + (size_t)r * OPS_HC_OUT);
+    warp_weigh_streams(f, pre, n, round, u);
+    warp_rms_norm(u, norm, n, rms_eps, round, u);
+}
+
+/* A thread for each channel of a row. */
+__global__ void __launch_bounds__(THREADS)
+    post_kernel(uint32_t n, bool round, const float *y, const float *mix, float *streams)
+{
+    const uint32_t r = blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n) {
+        return;
+    }
+    const float *post = mix + (size_t)r * OPS_HC_OUT, *comb = post + H;
+    float *x = streams + (size_t)r * H * n + i, in[H];
+    const float from = y[(size_t)r * n + i];
+#pragma unroll
+    for (uint32_t j = 0; j < H; j++) {
+        in[j] = x[(size_t)j * n];
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < H; k++) {
+        float sum = comb[k] * in[0];
+#pragma unroll
+        for (uint32_t j = 1; j < H; j++) {
+            sum += comb[H * j + k] * in[j];
+        }
+        x[(size_t)k * n] = cuda_rounded(post[k] * from + sum, round);
+    }
+}
+
+} /* namespace */
+
+void cuda_mhc_pre(struct ops_device *dev, const struct ops_rows *rows, const struct ops_hc *hc,
+                  const float *norm, const float *streams, float *ret_x, float *ret_mix)
+{
+    const struct ops_dims *d = &dev->d;
+    uint32_t n = rows->n_rows;
+    if (n == 0) {
+        return;
+    }
+    cuda_gemm(dev, &hc->fn, streams, (size_t)H * d->hidden, n, ret_mix, OPS_HC_OUT, false);
+    const ops_hc_device there = {hc->base, hc->scale};
+    pre_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
+        n, d->hidden, there, norm, d->rms_eps, d->hc_eps, d->hc_iters, !d->exact, streams, ret_x,
+        ret_mix);
+    cuda_launched(dev, "mhc_pre");
+}
+
+void cuda_mhc_post(struct ops_device *dev, const struct ops_rows *rows, const float *y,
+                   const float *mix, float *streams)
+{
+    const struct ops_dims *d = &dev->d;
+    for (uint32_t r = 0; r < rows->n_rows; r += CUDA_MAX_GRID_Y) {
+        uint32_t n = rows->n_rows - r < CUDA_MAX_GRID_Y ? rows->n_rows - r : CUDA_MAX_GRID_Y;
+        const dim3 grid((d->hidden + THREADS - 1) / THREADS, n);
+        post_kernel<<<grid, THREADS, 0, dev->stream>>>(
+            d->hidden, !d->exact, y + (size_t)r * d->hidden, mix + (size_t)r * OPS_HC_OUT,
+            streams + (size_t)r * H * d->hidden);
+        cuda_launched(dev, "mhc_post");
+    }
+}

@@ -1,0 +1,89 @@
+/* The attention's inputs: q through its low-rank form, and the one key-value row of a token. */
+#include "kernels/cuda/cuda.cuh"
+
+namespace
+{
+
+enum { THREADS = 128, WARPS = THREADS / CUDA_WARP };
+
+struct norms {
+    const float *q, *kv;
+    float eps;
+    bool exact;
+};
+
+/* A warp for each row: the low-rank q, and the key-value row. */
+__global__ void __launch_bounds__(THREADS)
+    narrow_kernel(uint32_t n_rows, uint32_t q_lora, uint32_t head_dim, uint32_t rope_dim,
+                  norms norm, const float *rope, float *qr, float *kv)
+{
+    uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    if (r >= n_rows) {
+        return;
+    }
+    float *q = qr + (size_t)r * q_lora, *row = kv + (size_t)r * head_dim;
+    warp_rms_norm(q, norm.q, q_lora, norm.eps, !norm.exact, q);
+    warp_rms_norm(row, norm.kv, head_dim, norm.eps, !norm.exact, row);
+    warp_rope(row, head_dim, rope_dim, rope + (size_t)r * rope_dim, false, !norm.exact);
+    if (!norm.exact) {
+        warp_quant8(row, head_dim - rope_dim, FORMATS_KV_GROUP, row);
+    }
+}
+
+/* A warp for each head of a row. */
+__global__ void __launch_bounds__(THREADS)
+    head_kernel(size_t n_heads_all, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim,
+                float eps, bool round, const float *rope, float *q)
+{
+    size_t item = (size_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    if (item < n_heads_all) {
+        float *head = q + item * head_dim;
+        warp_rms_norm(head, NULL, head_dim, eps, round, head);
+        warp_rope(head, head_dim, rope_dim, rope + item / n_heads * rope_dim, false, round);
+    }
+}
+
+} /* namespace */
+
+void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                  float *ret_kv)
+{
+    const struct ops_dims *d = &dev->d;
+    const uint32_t n = rows->n_rows;
+    const bool round = !d->exact;
+    if (n == 0) {
+        return;
+    }
+    const float *rope = dev->rope[layer->place.ratio != 0];
+    cuda_gemm(dev, &layer->wq_a, cuda_inputs(dev, &layer->wq_a, x, n, d->hidden), d->hidden, n,
+              ret_qr, d->q_lora, round);
+    cuda_gemm(dev, &layer->wkv, cuda_inputs(dev, &layer->wkv, x, n, d->hidden), d->hidden, n,
+              ret_kv, d->head_dim, round);
+    const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
+    narrow_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
+        n, d->q_lora, d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
+    cuda_launched(dev, "project");
+    cuda_gemm(dev, &layer->wq_b, cuda_inputs(dev, &layer->wq_b, ret_qr, n, d->q_lora), d->q_lora, n,
+              ret_q, (size_t)d->n_heads * d->head_dim, round);
+    const size_t heads = (size_t)n * d->n_heads;
+    head_kernel<<<(unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
+        heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, round, rope, ret_q);
+    cuda_launched(dev, "project");
+}
+
+void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+                const float *o, float *ret_y)
+{
+    const struct ops_dims *d = &dev->d;
+    const size_t wide = (size_t)d->n_heads * d->head_dim, narrow = (size_t)d->o_groups * d->o_lora;
+    for (uint32_t g = 0; g < d->o_groups; g++) {
+        cuda_gemm(dev, &layer->wo_a[g], o + g * (wide / d->o_groups), wide, rows->n_rows,
+                  dev->wide + (size_t)g * d->o_lora, narrow, !d->exact);
+    }
+    if (cuda_wants_quant(dev, &layer->wo_b)) {
+        cuda_quant_rows(dev, dev->wide, rows->n_rows, narrow, dev->wide);
+    }
+    cuda_gemm(dev, &layer->wo_b, dev->wide, narrow, rows->n_rows, ret_y, d->hidden,
+              !d->exact && !d->is_partial);
+}
