@@ -46,6 +46,10 @@ struct error {
     char text[512];
 };
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Lower-case name such as "not_found", of static life; "unknown" for a value outside the set. */
 const char *status_name(enum status status);
 
@@ -56,5 +60,9 @@ const char *status_name(enum status status);
  */
 enum status error_set(struct error *err, enum status status, const char *format, ...)
     PRINTF_LIKE(3, 4);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

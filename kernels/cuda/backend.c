@@ -262,7 +262,7 @@ static enum status fits(const struct ops_dims *d, struct error *err)
                          "the CUDA backend routes a row to %d experts at most, not %u",
                          CUDA_MAX_CHOICES, d->n_experts_used);
     }
-    return STATUS_OK;
+    return cuda_attention_check(d, err);
 }
 
 static enum status cuda_open(const struct ops_dims *dims, const struct ops_limits *limits,
