@@ -300,9 +300,9 @@ class Cluster:
 class Daemon:
     """One program started by hand, with what it says."""
 
-    def __init__(self, build, name, *options, env=None):
+    def __init__(self, build, name, *options, env=None, around=()):
         self.name, self.lines = name, []
-        argv = [os.path.join(build, name, f"baton-{name}"), *options]
+        argv = [*around, os.path.join(build, name, f"baton-{name}"), *options]
         if name != "router" and not any(option.startswith("--engine") for option in options):
             argv += ["--engine=sim", f"--sim-vocab={n_ids(TINY)}", "--sim-step=1"]
             for option in ("--sim-page-bytes=8192", "--sim-tail-bytes=16384"):

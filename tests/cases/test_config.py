@@ -21,13 +21,13 @@ def router(build, *options, http=0, grpc=0):
     return Daemon(build, "router", f"--model={TINY}", f"--http-port={http}", f"--grpc-port={grpc}", *options)
 
 
-def refused_port(daemon, port):
+def refused_port(daemon, port, why="taken"):
     with daemon:
         start = time.monotonic()
         code = daemon.ends(2)
         need(code > 0, f"exit {code}", daemon.said())
         need(str(port) in daemon.said(), "the port is named", daemon.said())
-        need("taken" in daemon.said(), "and why", daemon.said())
+        need(why in daemon.said(), "and why", daemon.said())
         need("weights" not in daemon.said().lower(), "before any weights are loaded", daemon.said())
         need(time.monotonic() - start < 2 * kit.PATIENCE, "within two seconds")
 
@@ -42,6 +42,15 @@ def ports_that_are_taken(build):
             refused_port(Daemon(build, role, f"--http-port={port}"), port)
             refused_port(Daemon(build, role, f"--grpc-port={port}"), port)
             refused_port(Daemon(build, role, "--engine=model", f"--model={TINY}", f"--http-port={port}"), port)
+    # UCX binds its own sockets, one a network device
+    holder = socket.socket()
+    holder.bind(("0.0.0.0", 0))
+    holder.listen(1)
+    with holder:
+        port = holder.getsockname()[1]
+        for role in ("prefill", "decode"):
+            for options in ([], ["--ucx-tls=tcp"], ["--engine=model", f"--model={TINY}"]):
+                refused_port(Daemon(build, role, f"--ucx-tcp-ports={port}-{port}", *options), port, "in use")
     # two routers on one port, and a second cluster where one runs
     with kit.Cluster(build, "split") as c:
         refused_port(router(build, http=c.address[1]), c.address[1])
