@@ -1,6 +1,14 @@
 """HTTP: framing, limits, preflights, shapes of messages and of answers."""
+import http.server
 import json
+import os
+import queue
+import shutil
+import signal
 import socket
+import subprocess
+import tempfile
+import threading
 import time
 
 import kit
@@ -417,6 +425,104 @@ def browsers(c):
         check("without a key", (answer.status, answer.error()["code"], answer.header("www-authenticate")),
               (401, "invalid_api_key", "Bearer"))
         check("CORS of 401", answer.header("access-control-allow-origin"), ORIGIN)
+
+
+PAGE = """<script type="module">
+const found = {};
+const ask = (path, more) => fetch("%(url)s" + path, {headers: {"Authorization": "Bearer sesame",
+    "Content-Type": "application/json", "X-Stainless-OS": "Linux"}, ...more});
+const body = (fields) => JSON.stringify({messages: [{role: "user", content: "x"}], ...fields});
+try {
+    found.models = (await (await ask("/v1/models")).json()).data.length;
+    found.health = (await fetch("%(url)s/health")).status;
+    const whole = await ask("%(chat)s", {method: "POST", body: body({max_tokens: 5})});
+    found.whole = (await whole.json()).choices[0].finish_reason;
+    const wrong = await ask("%(chat)s", {method: "POST", body: "{}"});
+    found.wrong = [wrong.status, (await wrong.json()).error.param];
+    const noKey = await fetch("%(url)s%(chat)s", {method: "POST", body: body(), headers: {"Content-Type": "application/json"}});
+    found.no_key = [noKey.status, (await noKey.json()).error.code];
+    const stream = await ask("%(chat)s", {method: "POST", body: body({max_tokens: 300, stream: true})});
+    const reader = stream.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "", pieces = 0;
+    for (let piece; !(piece = await reader.read()).done; pieces++) text += piece.value;
+    const events = text.split("\\n\\n").filter(e => e);
+    found.stream = [stream.headers.get("content-type").split(";")[0], events.at(-1), events.length > 3, pieces > 3];
+    const leaves = new AbortController();
+    const left = await ask("%(chat)s", {method: "POST", body: body({max_tokens: 20000, stream: true}), signal: leaves.signal});
+    await left.body.getReader().read();
+    leaves.abort();
+} catch (problem) {
+    found.problem = String(problem);
+}
+await fetch("/found", {method: "POST", body: JSON.stringify(found)});
+</script>"""
+
+
+def pages_that_ask(url_of):
+    """A handler that serves the page, and a queue of what its script found."""
+    found = queue.Queue()
+
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # pylint: disable=invalid-name
+            page = (PAGE % {"url": url_of, "chat": CHAT}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def do_POST(self):  # pylint: disable=invalid-name
+            found.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    return Pages, found
+
+
+def chromium():
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if shutil.which(name):
+            return name
+    raise kit.Skip("Chromium is not installed")
+
+
+@suite.case("HTTP-08-chromium")
+def a_page_in_chromium(build):
+    """A page of one origin that is allowed, and the same page of one that is not."""
+    program = chromium()
+    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) for _ in range(2)]
+    origins = [f"http://localhost:{server.server_port}" for server in servers]
+    with kit.Cluster(build, "split", script=plain_text(build), extra=[
+            "router:--api-key=sesame", f"router:--cors-origin={origins[0]}", "node:--sim-step=5"]) as c:
+        handler, found = pages_that_ask(f"http://127.0.0.1:{c.address[1]}")
+        for server, origin in zip(servers, origins):
+            server.RequestHandlerClass = handler
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            with tempfile.TemporaryDirectory() as folder:
+                child = subprocess.Popen([program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
+                                          "--disable-dev-shm-usage", "--disable-background-networking",
+                                          f"--user-data-dir={folder}", origin + "/"], stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.DEVNULL, start_new_session=True,
+                                         env={k: v for k, v in os.environ.items() if "SAN_OPTIONS" not in k})
+                try:
+                    said = found.get(timeout=60 * PATIENCE)
+                except queue.Empty:
+                    raise kit.Wrong("the page said nothing") from None
+                finally:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
+                    server.shutdown()
+                    server.server_close()
+            if origin == origins[1]:
+                check("a page of another origin sees nothing", said, {"problem": "TypeError: Failed to fetch"})
+                continue
+            check("what the page saw", said, {
+                "models": 1, "health": 200, "whole": "length", "wrong": [400, "messages"], "no_key": [401, "invalid_api_key"],
+                "stream": ["text/event-stream", "data: [DONE]", True, True]})
+            kit.wait_for("the stream that the page left is cancelled",
+                         lambda: c.router.metric("baton_requests_cancelled_total") == 1, 5)
 
 
 @case("HTTP-08-off")
