@@ -206,9 +206,9 @@ class Cluster(kit.Cluster):
         try:
             found += [f"router: request {r['id']}" for r in
                       kit.get(self.address, "/debug/requests").json()["requests"]]
+            probes = self.probes()
             for worker in self.worker_list():
-                host, _, port = worker["http"].rpartition(":")
-                listing = kit.get((host.strip("[]"), int(port)), "/debug/pages").json()
+                listing = kit.get(probes[worker["id"]], "/debug/pages").json()
                 for ledger in ledgers_of(listing):
                     busy = {state: n for state, n in ledger["states"].items() if state not in ("free", "cached") and n}
                     if sum(ledger["states"].values()) != ledger["total"]:
@@ -233,17 +233,38 @@ class Cluster(kit.Cluster):
                                "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": int(status["Threads"])}
         return found
 
+    # ---- fault points, in a build that has them
+
+    def probes(self):
+        """{name: address of the HTTP probes} of the nodes that have joined."""
+        found = {}
+        for worker in self.worker_list():
+            host, _, port = worker["http"].rpartition(":")
+            found[worker["id"]] = (host.strip("[]"), int(port))
+        return found
+
+    def has_fault_points(self):
+        with contextlib.suppress(OSError, EOFError, kit.Wrong, StopIteration):
+            return kit.get(next(iter(self.probes().values())), "/debug/faults").status == 200
+        return False
+
+    def arm(self, role, *orders):
+        """Tells the fault points of every node of the role; "NAME=off" forgets. Returns the wall clock."""
+        now = time.time()
+        for name, address in self.probes().items():
+            if name.startswith(role) and name not in self.down:
+                answer = kit.ask(address, "POST", "/debug/faults", "\n".join(orders).encode() + b"\n",
+                                 {"Content-Type": "text/plain"})
+                kit.check(f"fault points of {name} ({answer.body!r:.200})", answer.status, 200)
+        return now
+
     def counters(self):
         """Sums over living nodes of what tells how much was done."""
         names = ("baton_parcels_total", "baton_parcel_checksum_retries_total", "baton_parcel_checksum_failures_total",
                  "baton_stray_messages_total", "baton_protocol_errors_total", "baton_failovers_total",
                  "baton_attempts_retried_total", "baton_preemptions_total")
         found = dict.fromkeys(names, 0.0)
-        addresses = [self.address]
-        for worker in self.worker_list():
-            host, _, port = worker["http"].rpartition(":")
-            addresses.append((host.strip("[]"), int(port)))
-        for address in addresses:
+        for address in [self.address, *self.probes().values()]:
             with contextlib.suppress(OSError, EOFError, kit.Wrong):
                 series = kit.parse_metrics(kit.get(address, "/metrics").body.decode())[0]
                 for name in names:

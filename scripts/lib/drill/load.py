@@ -225,7 +225,7 @@ class SimMix:
 
     def make(self, rng):
         n = rng.randint(*self.answer)
-        ids = [rng.randrange(100, self.vocab - 100) for _ in range(rng.randint(*self.prompt))]
+        ids = rng.choices(range(100, self.vocab - 100), k=rng.randint(*self.prompt))
         body = {"prompt": ids, "max_tokens": n, "temperature": 0, "ignore_eos": True}
         options = {"seed": None, "n_choices": 1, "want_logprobs": False, "stop": None}
         kind = 1.0 if self.plain else rng.random()

@@ -1,13 +1,13 @@
-"""A network to break: each process in a namespace of its own, all joined by one in the middle, which this script enters.
+"""A network to break: each process in a namespace of its own, joined by one in the middle, which this script enters.
 
     router   10.77.0.2 ---+
     node 1   10.77.1.2 ---+--- the middle: forwards; clients ask from here
     node 2   10.77.2.2 ---+
 
 A cut is a routing rule of the middle that drops what goes between two addresses, both ways, without a word to anyone:
-what a pulled cable or a dead switch does. Delay and loss of a pair are a detour through a device that this script serves
-by hand: every packet is kept for a while, or dropped. (netem would do the same for a whole link, and is missing in many
-kernels; between two namespaces of one host there is nothing else to be slow.)
+what a pulled cable or a dead switch does. Delay and loss of a pair are a detour through a device that this script
+serves by hand: every packet is kept for a while, or dropped. (netem would do it for a whole link, and is missing in
+many kernels.)
 """
 import atexit
 import ctypes
@@ -74,8 +74,8 @@ class Net:
         for i, name in enumerate(self.names):
             space = self.spaces[name]
             ip("netns", "add", space)
-            ip("link", "add", f"v{i}", "mtu", str(MTU), "type", "veth", "peer", "name", "eth0", "mtu", str(MTU), "netns",
-               space)
+            ip("link", "add", f"v{i}", "mtu", str(MTU), "type", "veth",
+               "peer", "name", "eth0", "mtu", str(MTU), "netns", space)
             ip("addr", "add", f"10.77.{i}.1/24", "dev", f"v{i}")
             ip("link", "set", f"v{i}", "up")
             ip("-n", space, "addr", "add", f"10.77.{i}.2/24", "dev", "eth0")

@@ -18,6 +18,7 @@ import time
 import kit
 
 from . import load as clients
+from .cluster import says_gone
 
 BOUNDS_S = {"death": 1.0, "stop": 2.0, "cut": 2.0, "drain": 1.0}
 NEVER = float("inf")
@@ -49,6 +50,8 @@ class Result:
     wrong: int = 0
     leaked: int = 0
     unanswered: int = 0
+    counters: dict = dataclasses.field(default_factory=dict)  # of the processes that lived through it
+    faults: dict = dataclasses.field(default_factory=dict)    # of random ones, how many of each kind
     grown: dict = dataclasses.field(default_factory=dict)
     load_average: float = 0.0
     broken: list = dataclasses.field(default_factory=list)
@@ -57,6 +60,18 @@ class Result:
 
     def breach(self, text):
         self.broken.append(text)
+
+
+def as_dict(result):
+    """For JSON, which knows no infinity."""
+    def clean(value):
+        if isinstance(value, dict):
+            return {key: clean(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [clean(one) for one in value]
+        return None if value == NEVER else round(value, 3) if isinstance(value, float) else value
+
+    return clean(dataclasses.asdict(result))
 
 
 class Run:
@@ -119,6 +134,10 @@ class Run:
             if seconds is not None or time.monotonic() > deadline:
                 return self.note(Seen(kind, name, {observer: seconds}))
             time.sleep(0.05)
+
+    def note_line(self, kind, told, since, observer, name):
+        """As expect_line, for what the log has to hold by now."""
+        self.note(Seen(kind, told, {observer: self.cluster.logs.first(observer, says_gone(observer, name), since)}))
 
     def note(self, seen):
         self.result.seen.append(seen)
@@ -193,7 +212,7 @@ def run_scenario(scenario, cluster, engine, mix, rng, n_clients, seed):
     start = time.monotonic()
     cluster.logs.read()
     n_bad = len(cluster.logs.bad)
-    before = cluster.resources()
+    before, counted = cluster.resources(), cluster.counters()
     load = clients.Load(cluster.address, mix, n_clients, seed, scenario.pause, clients.DEADLINE_S[engine])
     run = Run(cluster, load, rng, result)
     try:
@@ -203,10 +222,14 @@ def run_scenario(scenario, cluster, engine, mix, rng, n_clients, seed):
             run.sleep(0.3)
         run.whole_since(time.time())
         settle(cluster, before, result, cluster.sanitized)
+    except kit.Skip as reason:
+        result.skipped = str(reason)
+        return result
     except (kit.Wrong, OSError, EOFError) as problem:
         result.breach(f"{type(problem).__name__}: {problem}")
         with contextlib.suppress(kit.Wrong, OSError, EOFError):
             bring_back(cluster)
+    result.counters = {name: n - counted[name] for name, n in cluster.counters().items() if n > counted[name]}
     run.look()
     judge(result, load.verdicts, scenario.allow)
     for line in cluster.logs.bad[n_bad:]:

@@ -200,42 +200,105 @@ def pool_short(run):
         run.result.breach("nothing was preempted: the scenario shows nothing")
 
 
-def random_faults(run, seconds, router_too=True, tell=None):
-    """Faults one after the other, at random; two nodes of each role stay."""
+# ------------------------------------------------------------------------------------------------ damage
+
+
+@scenario("corrupt", "pages and tails are damaged on their way and in the copy, in a build with fault points",
+          allow=("error",))
+def corrupt(run):
+    if not run.cluster.has_fault_points():
+        raise kit.Skip("this build has no fault points (meson -Dfault_points=true)")
+    before = run.cluster.counters()
+    damage(run, 4.0, 0.1)
+    after = run.cluster.counters()
+    if after["baton_parcel_checksum_failures_total"] == before["baton_parcel_checksum_failures_total"]:
+        run.result.breach("no parcel was found damaged: the scenario shows nothing")
+
+
+def damage(run, seconds, p):
+    run.cluster.arm("prefill", f"put.pages=corrupt,p={p}", f"put.tail=corrupt,p={p}")
+    run.cluster.arm("decode", f"accept.copy=corrupt,p={p}")
+    run.sleep(seconds)
+    run.cluster.arm("prefill", "put.*=off")
+    run.cluster.arm("decode", "accept.*=off")
+
+
+# ------------------------------------------------------------------------------------------------ at random
+
+
+def random_faults(run, seconds, kinds=None, tell=None):
+    """Faults one after the other, at random; at least one node of each role stays."""
+    kinds = kinds or ["kill"] * 4 + ["stop"] * 3 + ["pause"] * 2 + ["term"] * 2 + ["router", "two"]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        one_fault(run, router_too)
+        kind = run.rng.choice(kinds)
+        name = run.pick(run.rng.choice(["prefill", "decode"]))
+        run.result.faults[kind] = run.result.faults.get(kind, 0) + 1
+        try:
+            FAULTS[kind](run, name)
+        except kit.Wrong as problem:
+            run.result.breach(f"{kind} of {name}: {problem}")
+            raise
         run.look()
         if tell:
-            tell()
+            tell(kind, name)
         run.sleep(0.2, 1.0)
 
 
-def one_fault(run, router_too):
-    kind = run.rng.choice(["kill"] * 4 + ["stop"] * 3 + ["pause"] * 2 + ["term"] * 2 + ["router"] * router_too)
-    name = run.pick(run.rng.choice(["prefill", "decode"]))
-    try:
-        if kind == "router":
-            run.kill("router")
-            run.sleep(0.2, 0.8)
-            run.start("router")
-        elif kind == "kill":
-            run.kill(name)
-            run.sleep(0.1, 1.5)
-            run.start(name)
-        elif kind == "term":
-            run.term(name)
-            run.start(name)
-        elif kind == "stop":
-            stopped(run, name)
-        else:
-            run.cluster.stop(name)
-            run.sleep(0.05, 1.2)
-            run.whole_since(run.cluster.wake(name))
-    except kit.Wrong as problem:
-        run.result.breach(f"{kind} of {name}: {problem}")
-        run.cluster.wake(name)
-        run.cluster.wait_ready(30)
+def fault_router(run, _):
+    run.kill("router")
+    run.sleep(0.2, 0.8)
+    run.start("router")
+
+
+def fault_kill(run, name):
+    run.kill(name)
+    run.sleep(0.1, 1.5)
+    run.start(name)
+
+
+def fault_term(run, name):
+    run.term(name)
+    run.start(name)
+
+
+def fault_pause(run, name):
+    run.cluster.stop(name)
+    run.sleep(0.05, 1.2)
+    run.whole_since(run.cluster.wake(name))
+
+
+def fault_two(run, name):
+    """One dies and another, of the other role, stops."""
+    other = run.pick("decode" if name.startswith("prefill") else "prefill")
+    see_death = [one for one in run.cluster.observers(name) if one != other]
+    see_stop = [one for one in run.cluster.observers(other) if one != name]
+    run.fault("death", name, run.cluster.kill, see_death)
+    run.fault("stop", other, run.cluster.stop, see_stop)
+    run.sleep(2.2, 3.0)
+    run.cluster.start(name)
+    run.wake(other)
+
+
+def fault_cut(run, name):
+    """A pair for a while, or all that a node talks to."""
+    other = run.pick("decode" if name.startswith("prefill") else "prefill")
+    whole = run.rng.random() < 0.4
+    since = run.net.cut(name, None if whole else other)
+    seers = [(o, name) for o in (run.cluster.observers(name) if whole else [other])]
+    run.sleep(2.2, 3.5)
+    run.cluster.logs.read()
+    for observer, lost in seers:
+        run.note_line("cut", f"{lost} from {observer}", since, observer, lost)
+    run.whole_since(run.net.heal())
+
+
+def fault_corrupt(run, _):
+    damage(run, run.rng.uniform(0.5, 2.0), 0.05)
+
+
+FAULTS = {"kill": fault_kill, "stop": stopped, "pause": fault_pause, "term": fault_term, "router": fault_router,
+          "two": fault_two, "cut": fault_cut, "corrupt": fault_corrupt}
 
 
 @scenario("random", "ten seconds of kills, stops, pauses and drains at random", answer=(4, 120), allow=ROUTER_FAULT)
