@@ -126,13 +126,21 @@ class Cluster(kit.Cluster):
         """Starts it again, under the same name and ports."""
         now = time.time()
         if name in self.down:
-            self.wait_ended(name, 5)
+            self.wait_ended(name, 20)  # a killed process needs time to end, too, and a busy machine has none
         self.down.discard(name)
         answer = self.supervisor({"do": "start", "name": name})
         if "pid" not in answer:
             raise kit.Wrong(f"{name} could not be started: {answer}")
         self.last_pid[name] = answer["pid"]
         return now
+
+    def daemon(self, name):
+        """Another process of this name, with ports of its own; started by hand, ended by `with`."""
+        role = name.split("-")[0]
+        items = (item.partition(":") for item in self.options)
+        options = [option for whose, _, option in items if whose in (role, "node")]
+        return kit.Daemon(self.build, role, f"--node-id={name}", f"--router=127.0.0.1:{self.join_port}",
+                          "--die-with-parent", *options)
 
     def wait_ended(self, name, seconds):
         """(exit code, seconds until it ended)."""

@@ -135,6 +135,12 @@ class Run:
                 return self.note(Seen(kind, name, {observer: seconds}))
             time.sleep(0.05)
 
+    def wait_worker(self, name, pid, seconds=8.0):
+        """Waits until the node of this name is ready, and is that process."""
+        def found():
+            return any((w["id"], w["pid"], w["state"]) == (name, pid, "ready") for w in self.cluster.worker_list())
+        kit.wait_for(f"{name} is ready as process {pid}", found, seconds)
+
     def note_line(self, kind, told, since, observer, name):
         """As expect_line, for what the log has to hold by now."""
         self.note(Seen(kind, told, {observer: self.cluster.logs.first(observer, says_gone(observer, name), since)}))
@@ -166,7 +172,7 @@ def grown(before, now):
     return found
 
 
-SLACK = {"descriptors": 3, "threads": 2, "rss_bytes": 64 << 20}
+SLACK = {"descriptors": 3, "threads": 8, "rss_bytes": 64 << 20}  # gRPC's pools of threads breathe
 
 
 def settle(cluster, before, result, sanitized):

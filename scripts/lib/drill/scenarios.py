@@ -85,6 +85,39 @@ def router_killed(run):
     run.start("router")
 
 
+@scenario("flapping", "one prefill and one decode node are killed and started again five times in a row",
+          answer=(20, 120), allow=("error attempts_exhausted",))
+def flapping(run):
+    names = [run.pick("prefill"), run.pick("decode")]
+    for i in range(10):
+        name = names[i % 2]
+        run.cluster.kill(name)  # some pairs are not up yet: there is nothing to be seen
+        run.cluster.start(name)
+        run.sleep(0.3, 0.8)
+    run.whole_since(time.time())
+
+
+@scenario("all-decode-killed", "kill -9 of every decode node: requests end with an error, and soon; then all come back",
+          answer=(20, 120), allow=("error",))
+def all_decode_killed(run):
+    all_killed(run, "decode")
+
+
+@scenario("all-prefill-killed", "kill -9 of every prefill node, with local prefill off", allow=("error",))
+def all_prefill_killed(run):
+    all_killed(run, "prefill")
+
+
+def all_killed(run, role):
+    names = [name for name in run.cluster.names if name.startswith(role)]
+    for name in names:
+        run.kill(name)
+    run.sleep(1.0, 2.0)
+    for name in names:
+        run.cluster.start(name)
+    run.whole_since(time.time())
+
+
 # ------------------------------------------------------------------------------------------------ stop
 
 
@@ -103,6 +136,16 @@ def stopped(run, name):
     run.stop(name)
     run.sleep(2.6, 3.4)
     run.wake(name)
+
+
+@scenario("late-writer", "SIGSTOP of a prefill node for 12 s amid transfers: its slots are others' when it wakes",
+          clients=16, pause=0.01)
+def late_writer(run):
+    name = run.pick("prefill")
+    run.stop(name)
+    time.sleep(12.0)
+    run.wake(name)
+    run.sleep(1.0)
 
 
 @scenario("router-stopped", "SIGSTOP of the router for 3 s, then SIGCONT: nodes leave it and join again",
@@ -142,6 +185,24 @@ def long_pause(run):
             time.sleep(0.02)
             run.cluster.logs.read()
         run.whole_since(when)
+
+
+@scenario("twin", "a stopped node's name is taken by another process; it wakes and is refused until the other dies",
+          answer=(20, 120))
+def twin(run):
+    name = run.pick("decode")
+    run.stop(name)
+    time.sleep(2.5)
+    since = time.time()
+    with run.cluster.daemon(name) as other:
+        run.wait_worker(name, other.child.pid)
+        run.cluster.wake(name)
+        run.expect_line("stop", f"the first {name}", since, "router", f"refused: .*{name} is taken by", wait_s=6.0)
+        run.sleep(0.5)
+        run.wait_worker(name, other.child.pid)
+        when = time.time()
+    run.expect_line("death", f"the second {name}", when, "router", rf"{name} \(\w+\) is gone")
+    run.whole_since(when)
 
 
 # ------------------------------------------------------------------------------------------------ being told to end

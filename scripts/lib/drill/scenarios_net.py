@@ -57,13 +57,49 @@ def router_cut_from_decode(run):
 
 @scenario("router-cut", "the router is cut off from every node for 4 s", **{**NET, "allow": ROUTER_FAULT})
 def router_cut(run):
-    since = time.time()
-    for name in run.cluster.names:
-        run.net.cut("router", name)
-    cut_seen(run, "cut", since, [(name, "router") for name in run.cluster.names] +
-             [("router", name) for name in run.cluster.names])
+    cuts = {name: run.net.cut("router", name) for name in run.cluster.names}
+    for name, since in cuts.items():
+        cut_seen(run, "cut", since, [(name, "router"), ("router", name)])
     run.sleep(1.0)
     run.whole_since(run.net.heal())
+
+
+@scenario("restarted-behind-a-cut", "a node is cut off, dies and comes back behind the cut; then the cut heals", **NET)
+def restarted_behind_a_cut(run):
+    for role in ("prefill", "decode"):
+        name = run.pick(role)
+        others = run.cluster.observers(name)
+        since = run.net.cut(name)
+        time.sleep(0.3)
+        run.cluster.kill(name)
+        run.cluster.start(name)
+        cut_seen(run, "cut", since, [(other, name) for other in others])
+        run.sleep(1.0, 2.0)
+        run.whole_since(run.net.heal())
+
+
+@scenario("router-restarted-behind-a-cut", "the router dies and comes back while no node can hear of it",
+          **{**NET, "allow": ROUTER_FAULT})
+def router_restarted_behind_a_cut(run):
+    cuts = {name: run.net.cut("router", name) for name in run.cluster.names}
+    time.sleep(0.3)
+    run.cluster.kill("router")
+    run.cluster.start("router")
+    for name, since in cuts.items():
+        cut_seen(run, "cut", since, [(name, "router")])
+    run.sleep(1.0)
+    run.whole_since(run.net.heal())
+
+
+@scenario("far", "every pair is 150 ms apart for 6 s, as between continents", **NET)
+def far(run):
+    spoil(run, delay_ms=75.0, seconds=6.0)
+
+
+@scenario("heavy-loss", "one packet of ten is lost on every pair for 5 s: nothing is wrong, and everything ends",
+          **{**NET, "allow": ("error",)})
+def heavy_loss(run):
+    spoil(run, loss=0.1, false_deaths=True)
 
 
 @scenario("delay", "every pair is 30 to 50 ms late for 5 s: slow, and nobody is taken for dead", **NET)
@@ -76,15 +112,15 @@ def loss(run):
     spoil(run, loss=0.01)
 
 
-def spoil(run, **how):
+def spoil(run, seconds=5.0, false_deaths=False, **how):
     names = ["router", *run.cluster.names]
     since = time.time()
     for i, one in enumerate(names):
         for other in names[i + 1:]:
             run.net.slow(one, other, **how)
-    run.sleep(5.0)
+    run.sleep(seconds)
     gone = [f"{line.name}: {line.text}" for line in run.cluster.logs.read() if line.t >= since and (
         " is gone" in line.text or "link lost" in line.text)]
-    if gone:
+    if gone and not false_deaths:
         run.result.breach(f"taken for dead: {gone[:3]}")
     run.whole_since(run.net.heal())
