@@ -2,10 +2,18 @@
  * The event loop on libevent.
  *
  * libevent multiplexes; the turn is ours: loop_run lets libevent dispatch what is ready once, then
- * runs the deferred calls, so that "after all events of this turn" is exact. Nothing here takes a
- * lock but the mailbox, whose ring is the only state that other threads see; libevent's own thread
- * support stays off. A mailbox wakes its loop through an eventfd that is written when the ring goes
- * from empty to not empty and read back when the last message is taken.
+ * runs the timers that are due and the deferred calls, so that "after all events of this turn" is
+ * exact. Nothing here takes a lock but the mailbox, whose ring is the only state that other threads
+ * see; libevent's own thread support stays off. A mailbox wakes its loop through an eventfd that is
+ * written when the ring goes from empty to not empty and read back when the last message is taken.
+ *
+ * Timers are a heap of our own with one timerfd as alarm clock. libevent sets its timerfd anew each
+ * time it waits, which on a virtual machine costs more than most callbacks; here it is set only
+ * when the earliest time has become earlier than what it is set to. Timers that were moved later or
+ * disarmed leave it as it is: it then wakes the loop once for nothing.
+ *
+ * Deferred calls that defer others need no look at the descriptors in between; every fourth turn
+ * has one, so that a chain of them starves nobody.
  */
 #include "base/loop.h"
 
@@ -13,6 +21,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +34,8 @@ enum {
     /* Messages handed out a turn. Large enough to make the turn's fixed cost (some microseconds)
      * vanish, small enough that a timer is late by one batch only. */
     MAILBOX_BATCH = 256,
+    /* Turns of deferred calls alone between two looks at the descriptors. */
+    QUICK_TURNS = 3,
 };
 
 struct deferred {
@@ -42,12 +53,21 @@ struct loop {
     size_t n_deferred;
     size_t deferred_capacity;
     size_t deferred_i; /* next one to run; those before it are done */
+
+    struct loop_timer **timers; /* heap: the earliest first */
+    size_t n_timers;
+    size_t timers_capacity;
+    uint64_t alarm_ns; /* what alarm_fd is set to; 0: it is not */
+    int alarm_fd;
+    struct loop_fd *alarm_watch;
 };
 
 struct loop_timer {
-    struct event *event;
+    struct loop *loop;
     loop_fn fn;
     void *cookie;
+    uint64_t due_ns;
+    size_t place; /* in the heap, from 1; 0: not armed */
 };
 
 struct loop_signal {
@@ -91,6 +111,17 @@ uint64_t loop_now_ns(void)
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+/* The loop is awake, and that was the point: timers_run does the rest. */
+static void on_alarm(void *cookie, unsigned events)
+{
+    struct loop *loop = cookie;
+    uint64_t count;
+
+    while (read(loop->alarm_fd, &count, sizeof(count)) < 0 && errno == EINTR) {
+    }
+    loop->alarm_ns = 0;
+}
+
 enum status loop_create(struct loop **ret_loop)
 {
     struct event_config *config = event_config_new();
@@ -100,11 +131,7 @@ enum status loop_create(struct loop **ret_loop)
     if (!config) {
         return STATUS_SYSTEM;
     }
-    /* Without the first flag libevent's clock has the grain of the kernel's tick (4 ms), and
-     * without the second a timer armed late in a long callback would count from its start. */
-    if (event_config_set_flag(config, EVENT_BASE_FLAG_PRECISE_TIMER |
-                                          EVENT_BASE_FLAG_NO_CACHE_TIME | EVENT_BASE_FLAG_NOLOCK) ==
-        0) {
+    if (event_config_set_flag(config, EVENT_BASE_FLAG_NOLOCK) == 0) {
         base = event_base_new_with_config(config);
     }
     event_config_free(config);
@@ -113,6 +140,12 @@ enum status loop_create(struct loop **ret_loop)
     }
     loop = mem_zalloc(sizeof(*loop));
     loop->base = base;
+    loop->alarm_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (loop->alarm_fd < 0 ||
+        loop_fd_create(loop, loop->alarm_fd, LOOP_READ, on_alarm, loop, &loop->alarm_watch)) {
+        loop_free(loop);
+        return STATUS_SYSTEM;
+    }
     *ret_loop = loop;
     return STATUS_OK;
 }
@@ -122,7 +155,12 @@ void loop_free(struct loop *loop)
     if (!loop) {
         return;
     }
+    loop_fd_free(loop->alarm_watch);
+    if (loop->alarm_fd >= 0) {
+        close(loop->alarm_fd);
+    }
     event_base_free(loop->base);
+    mem_free(loop->timers);
     mem_free(loop->deferred);
     mem_free(loop);
 }
@@ -147,17 +185,66 @@ static void deferred_run(struct loop *loop)
     loop->deferred_i = 0;
 }
 
+/* Sets the alarm to the earliest timer, unless it rings before that anyway. */
+static void alarm_set(struct loop *loop)
+{
+    struct itimerspec when = {{0, 0}, {0, 0}};
+    uint64_t due_ns;
+    int rc;
+
+    if (loop->n_timers == 0) {
+        return;
+    }
+    due_ns = loop->timers[0]->due_ns;
+    if (loop->alarm_ns != 0 && loop->alarm_ns <= due_ns) {
+        return;
+    }
+    when.it_value.tv_sec = (time_t)(due_ns / NS_PER_S);
+    when.it_value.tv_nsec = (long)(due_ns % NS_PER_S);
+    rc = timerfd_settime(loop->alarm_fd, TFD_TIMER_ABSTIME, &when, NULL);
+    assert(rc == 0);
+    (void)rc;
+    loop->alarm_ns = due_ns;
+}
+
+/* Runs what was due when it began: a callback that arms its timer anew for now waits a turn. */
+static void timers_run(struct loop *loop)
+{
+    uint64_t now_ns;
+
+    if (loop->n_timers == 0) {
+        return;
+    }
+    now_ns = loop_now_ns();
+    while (loop->n_timers > 0 && loop->timers[0]->due_ns <= now_ns) {
+        struct loop_timer *timer = loop->timers[0];
+
+        loop_timer_disarm(timer);
+        timer->fn(timer->cookie);
+    }
+}
+
 enum status loop_run(struct loop *loop)
 {
+    unsigned n_quick = 0;
+
     loop->stopping = false;
     while (!loop->stopping) {
         int flags = EVLOOP_ONCE | EVLOOP_NO_EXIT_ON_EMPTY;
 
-        if (loop->n_deferred > 0) {
-            flags |= EVLOOP_NONBLOCK;
-        }
-        if (event_base_loop(loop->base, flags) < 0) {
-            return STATUS_SYSTEM;
+        if (loop->n_deferred > 0 && n_quick < QUICK_TURNS) {
+            n_quick++;
+        } else {
+            n_quick = 0;
+            if (loop->n_deferred > 0) {
+                flags |= EVLOOP_NONBLOCK;
+            } else {
+                alarm_set(loop);
+            }
+            if (event_base_loop(loop->base, flags) < 0) {
+                return STATUS_SYSTEM;
+            }
+            timers_run(loop);
         }
         loop->n_turns++;
         deferred_run(loop);
@@ -198,25 +285,59 @@ void loop_defer_cancel(struct loop *loop, loop_fn fn, void *cookie)
 
 /* --- timers --- */
 
-static void on_timer(evutil_socket_t fd, short what, void *arg)
-{
-    struct loop_timer *timer = arg;
+/* A heap of four children a place: flat, and the children lie side by side. */
+enum { HEAP_WIDTH = 4 };
 
-    timer->fn(timer->cookie);
+static void heap_put(struct loop *loop, size_t i, struct loop_timer *timer)
+{
+    loop->timers[i] = timer;
+    timer->place = i + 1;
 }
 
-/* libevent fails to make an event only for want of memory or for a wrong argument of ours */
-static struct event *event_must(struct event *event)
+/* Finds the place of timer from i towards the first one. */
+static void heap_up(struct loop *loop, size_t i, struct loop_timer *timer)
 {
-    assert(event);
-    return event;
+    while (i > 0) {
+        size_t parent = (i - 1) / HEAP_WIDTH;
+
+        if (loop->timers[parent]->due_ns <= timer->due_ns) {
+            break;
+        }
+        heap_put(loop, i, loop->timers[parent]);
+        i = parent;
+    }
+    heap_put(loop, i, timer);
+}
+
+/* Finds the place of timer from i towards the last ones. */
+static void heap_down(struct loop *loop, size_t i, struct loop_timer *timer)
+{
+    for (;;) {
+        size_t first = i * HEAP_WIDTH + 1;
+        size_t best = first;
+
+        if (first >= loop->n_timers) {
+            break;
+        }
+        for (size_t k = first + 1; k < first + HEAP_WIDTH && k < loop->n_timers; k++) {
+            if (loop->timers[k]->due_ns < loop->timers[best]->due_ns) {
+                best = k;
+            }
+        }
+        if (timer->due_ns <= loop->timers[best]->due_ns) {
+            break;
+        }
+        heap_put(loop, i, loop->timers[best]);
+        i = best;
+    }
+    heap_put(loop, i, timer);
 }
 
 struct loop_timer *loop_timer_create(struct loop *loop, loop_fn fn, void *cookie)
 {
     struct loop_timer *timer = mem_zalloc(sizeof(*timer));
 
-    timer->event = event_must(event_new(loop->base, -1, 0, on_timer, timer));
+    timer->loop = loop;
     timer->fn = fn;
     timer->cookie = cookie;
     return timer;
@@ -224,24 +345,46 @@ struct loop_timer *loop_timer_create(struct loop *loop, loop_fn fn, void *cookie
 
 void loop_timer_arm(struct loop_timer *timer, uint64_t delay_ns)
 {
-    uint64_t delay_us = delay_ns / NS_PER_US + (delay_ns % NS_PER_US != 0);
-    struct timeval delay = {
-        .tv_sec = (time_t)(delay_us / 1000000u),
-        .tv_usec = (suseconds_t)(delay_us % 1000000u),
-    };
-    int rc = event_add(timer->event, &delay);
+    struct loop *loop = timer->loop;
+    uint64_t now_ns = loop_now_ns();
 
-    assert(rc == 0);
+    loop_timer_disarm(timer);
+    /* the kernel's clock is signed; a time beyond it is for ever */
+    timer->due_ns = delay_ns < (uint64_t)INT64_MAX - now_ns ? now_ns + delay_ns : INT64_MAX;
+    if (loop->n_timers == loop->timers_capacity) {
+        loop->timers_capacity = loop->timers_capacity ? loop->timers_capacity * 2 : 16;
+        loop->timers = mem_realloc(loop->timers, loop->timers_capacity * sizeof(*loop->timers));
+    }
+    loop->n_timers++;
+    heap_up(loop, loop->n_timers - 1, timer);
 }
 
 void loop_timer_disarm(struct loop_timer *timer)
 {
-    event_del(timer->event);
+    struct loop *loop = timer->loop;
+    struct loop_timer *last;
+    size_t i;
+
+    if (timer->place == 0) {
+        return;
+    }
+    i = timer->place - 1;
+    timer->place = 0;
+    loop->n_timers--;
+    last = loop->timers[loop->n_timers];
+    if (last == timer) {
+        return;
+    }
+    if (last->due_ns < timer->due_ns) {
+        heap_up(loop, i, last);
+    } else {
+        heap_down(loop, i, last);
+    }
 }
 
 bool loop_timer_armed(const struct loop_timer *timer)
 {
-    return event_pending(timer->event, EV_TIMEOUT, NULL) != 0;
+    return timer->place != 0;
 }
 
 void loop_timer_free(struct loop_timer *timer)
@@ -249,11 +392,18 @@ void loop_timer_free(struct loop_timer *timer)
     if (!timer) {
         return;
     }
-    event_free(timer->event);
+    loop_timer_disarm(timer);
     mem_free(timer);
 }
 
 /* --- signals --- */
+
+/* libevent fails to make an event only for want of memory or for a wrong argument of ours */
+static struct event *event_must(struct event *event)
+{
+    assert(event);
+    return event;
+}
 
 static void on_signal(evutil_socket_t signo, short what, void *arg)
 {

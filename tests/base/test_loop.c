@@ -85,6 +85,64 @@ static void test_timer_counts_from_the_arm_not_from_the_turn(void **state)
     loop_timer_free(end);
 }
 
+enum { N_MANY = 3000 };
+
+static struct many {
+    struct loop_timer *timer;
+    /* when it is due, by the clock before and behind its arming; 0: it is not armed */
+    uint64_t from_ns, to_ns;
+    unsigned n_runs;
+} many[N_MANY];
+static uint64_t many_last_ns;
+static unsigned many_n_wrong;
+
+static void many_run(void *cookie)
+{
+    struct many *one = cookie;
+
+    one->n_runs++;
+    many_n_wrong += one->to_ns < many_last_ns || loop_now_ns() < one->from_ns;
+    many_last_ns = one->from_ns > many_last_ns ? one->from_ns : many_last_ns;
+}
+
+/* Armed, moved and disarmed in any order, each runs once, in time and in order. */
+static void test_timers_many(void **state)
+{
+    struct loop_timer *end = loop_timer_create(loop, stop, NULL);
+    unsigned seed = 7, n_armed = 0;
+
+    for (int i = 0; i < N_MANY; i++) {
+        many[i].timer = loop_timer_create(loop, many_run, &many[i]);
+    }
+    for (int i = 0; i < 4 * N_MANY; i++) {
+        struct many *one = &many[rand_r(&seed) % N_MANY];
+        uint64_t delay_ns = (60 + (unsigned)rand_r(&seed) % 100) * NS_PER_MS;
+
+        if (rand_r(&seed) % 4 == 0) {
+            loop_timer_disarm(one->timer);
+            one->to_ns = 0;
+            continue;
+        }
+        one->from_ns = loop_now_ns() + delay_ns;
+        loop_timer_arm(one->timer, delay_ns);
+        one->to_ns = loop_now_ns() + delay_ns;
+    }
+    for (int i = 0; i < N_MANY; i++) {
+        assert_int_equal(loop_timer_armed(many[i].timer), many[i].to_ns != 0);
+        n_armed += many[i].to_ns != 0;
+    }
+    loop_timer_arm(end, 300 * NS_PER_MS);
+    run();
+    for (int i = 0; i < N_MANY; i++) {
+        assert_int_equal(many[i].n_runs, many[i].to_ns != 0);
+        assert_false(loop_timer_armed(many[i].timer));
+        loop_timer_free(many[i].timer);
+    }
+    assert_true(n_armed > N_MANY / 2);
+    assert_int_equal(many_n_wrong, 0);
+    loop_timer_free(end);
+}
+
 static struct loop_timer *twin[2];
 
 /* Both are due in the same turn: whichever runs first takes the other away. */
@@ -374,6 +432,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_timer_order_and_not_early, setup, teardown),
         cmocka_unit_test_setup_teardown(test_timer_counts_from_the_arm_not_from_the_turn, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_timers_many, setup, teardown),
         cmocka_unit_test_setup_teardown(test_timer_disarmed_when_already_due, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deferred_from_deferred_waits_a_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(test_defer_order_and_cancel, setup, teardown),
