@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -14,173 +13,59 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "rpc/queue.h"
 #include "rpc/wall.h"
 
 /*
- * Threads. gRPC moves bytes only while some thread sits in grpc_completion_queue_next, so one
- * thread of ours does nothing else. A completed batch is a tag, a tag is a struct rpc_op, and the
- * thread posts it to the loop's mailbox, where its fn runs. All batches are started on the loop
- * thread, and the queue's thread never looks into a tag: whether the batch succeeded rides in
- * the lowest bit of the pointer. So no object of rpc/ needs a lock, the calls of
- * grpc_call_start_batch on one call are serial as gRPC asks, and the order in which a call's
- * batches of one kind completed is kept. When the mailbox is full the thread waits: gRPC's own flow
- * control then holds the peers.
- *
- * Most writes, and reads of what has arrived already, complete inside the call that starts them.
- * Queued like the others they would wake the thread, which would wake the loop: two switches a
- * message, more than all else that a small message costs. So rpc_core_batch_start has gRPC hand
- * such an event back to it (the queue's cache for this thread), and the loop takes it at the end of
- * its turn.
+ * The process's gRPC: its queue (queue.c), what is live, and the small things that all of rpc/
+ * needs.
  *
  * Shutdown. gRPC aborts the process when a batch is started on a queue that is shut down, and the
  * tag of a server's shutdown may come before the batches of its calls. So every object that has
  * batches out counts as live here; rpc_core_free hands events on until the count is 0, and only
- * then shuts the queue down, joins the thread and the library. Inside that wait no callback of an
+ * then ends the queue and the library. Inside that wait no callback of an
  * owner runs, since owners have closed their objects.
  *
  * The library's headers change with its versions: what is used here was compiled against core 29
  * (gRPC 1.51); arguments are given by their names as strings, which have not changed since.
  */
 
-enum {
-    MAILBOX_CAPACITY = 16384,
-    /* Completions in one go; then timers and descriptors have their turn. */
-    READY_BATCH = 256,
-    /* An object that is still live after this long was forgotten by its owner. */
-    FREE_PATIENCE_S = 10,
-};
+/* An object that is still live after this long was forgotten by its owner. */
+enum { FREE_PATIENCE_S = 10 };
 
 struct rpc_core {
     struct loop *loop;
-    grpc_completion_queue *queue;
-    struct mailbox *mailbox;
-    pthread_t thread;
-    void **ready; /* completed inside the call that started them; as in the mailbox */
-    size_t n_ready, ready_capacity, ready_first;
-    bool ready_deferred;
+    struct rpc_queue *queue;
     size_t n_live;
     struct rpc_totals totals;
 };
 
-static void short_sleep(long ns)
-{
-    struct timespec pause = {.tv_nsec = ns};
-    nanosleep(&pause, NULL);
-}
-
-static void *queue_thread(void *arg)
-{
-    struct rpc_core *core = arg;
-    for (;;) {
-        grpc_event event =
-            grpc_completion_queue_next(core->queue, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
-        if (event.type == GRPC_QUEUE_SHUTDOWN) {
-            return NULL;
-        }
-        if (event.type != GRPC_OP_COMPLETE) {
-            continue;
-        }
-        void *msg = (void *)((uintptr_t)event.tag | (event.success != 0));
-        while (mailbox_post(core->mailbox, msg) != STATUS_OK) {
-            short_sleep(200000);
-        }
-    }
-}
-
-static void mailbox_event(void *cookie, void *msg)
-{
-    struct rpc_op *op = (struct rpc_op *)((uintptr_t)msg & ~(uintptr_t)1);
-    op->fn(op, ((uintptr_t)msg & 1) != 0);
-}
-
-static void *ready_take(struct rpc_core *core)
-{
-    if (core->ready_first == core->n_ready) {
-        core->ready_first = core->n_ready = 0;
-        return NULL;
-    }
-    return core->ready[core->ready_first++];
-}
-
-static void ready_run(void *cookie)
-{
-    struct rpc_core *core = cookie;
-    void *msg;
-    for (unsigned i = 0; i < READY_BATCH && (msg = ready_take(core)) != NULL; i++) {
-        mailbox_event(core, msg);
-    }
-    core->ready_deferred = core->ready_first < core->n_ready;
-    if (core->ready_deferred) {
-        loop_defer(core->loop, ready_run, core);
-    }
-}
-
-static void ready_add(struct rpc_core *core, void *msg)
-{
-    if (core->n_ready == core->ready_capacity) {
-        core->ready_capacity = core->ready_capacity > 0 ? 2 * core->ready_capacity : 64;
-        core->ready = mem_realloc_array(core->ready, core->ready_capacity, sizeof *core->ready);
-    }
-    core->ready[core->n_ready++] = msg;
-    if (!core->ready_deferred) {
-        core->ready_deferred = true;
-        loop_defer(core->loop, ready_run, core);
-    }
-}
-
 void rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
                           struct rpc_op *op)
 {
-    void *tag;
-    int ok;
-    grpc_completion_queue_thread_local_cache_init(core->queue);
-    grpc_call_error error = grpc_call_start_batch(call, ops, n_ops, op, NULL);
-    if (grpc_completion_queue_thread_local_cache_flush(core->queue, &tag, &ok)) {
-        ready_add(core, (void *)((uintptr_t)tag | (ok != 0)));
-    }
-    if (error != GRPC_CALL_OK) {
-        /* only a batch that breaks gRPC's rules is refused: our own bug */
-        log_error("rpc", "grpc refuses a batch: %s", grpc_call_error_to_string(error));
-        assert(error == GRPC_CALL_OK);
-    }
+    rpc_queue_batch_start(core->queue, call, ops, n_ops, op);
+}
+
+void rpc_core_look(struct rpc_core *core)
+{
+    rpc_queue_look(core->queue);
 }
 
 enum status rpc_core_create(struct loop *loop, struct rpc_core **ret_core, struct error *err)
 {
     struct rpc_core *core = mem_zalloc(sizeof *core);
     core->loop = loop;
-    enum status status =
-        mailbox_create(loop, MAILBOX_CAPACITY, mailbox_event, core, &core->mailbox);
-    if (status != STATUS_OK) {
-        error_set(err, status, "no mailbox for the thread of grpc");
-        goto free_core;
-    }
     /* gRPC writes its own opinion of each lost connection to standard error; ours is logged. */
     setenv("GRPC_VERBOSITY", "NONE", 0);
     /* names resolve as everywhere else on this machine, not by the library's own client */
     setenv("GRPC_DNS_RESOLVER", "native", 0);
-    grpc_init();
-    core->queue = grpc_completion_queue_create_for_next(NULL);
-    int rc = pthread_create(&core->thread, NULL, queue_thread, core);
-    if (rc != 0) {
-        status = error_set(err, STATUS_SYSTEM, "no thread for grpc: %s", strerror(rc));
-        goto destroy_queue;
+    enum status status = rpc_queue_create(loop, &core->queue, err);
+    if (status != STATUS_OK) {
+        mem_free(core);
+        return status;
     }
-    pthread_setname_np(core->thread, "rpc");
     *ret_core = core;
     return STATUS_OK;
-
-destroy_queue:
-    grpc_completion_queue_shutdown(core->queue);
-    while (grpc_completion_queue_next(core->queue, gpr_inf_future(GPR_CLOCK_REALTIME), NULL).type !=
-           GRPC_QUEUE_SHUTDOWN) {
-    }
-    grpc_completion_queue_destroy(core->queue);
-    grpc_shutdown_blocking();
-    mailbox_free(core->mailbox);
-free_core:
-    mem_free(core);
-    return status;
 }
 
 void rpc_core_free(struct rpc_core *core)
@@ -190,25 +75,15 @@ void rpc_core_free(struct rpc_core *core)
     }
     uint64_t start_ns = loop_now_ns();
     while (core->n_live > 0) {
-        void *msg = ready_take(core);
-        if (msg == NULL) {
-            msg = mailbox_take(core->mailbox);
-        }
-        if (msg != NULL) {
-            mailbox_event(core, msg);
+        if (rpc_queue_take(core->queue)) {
             continue;
         }
         assert(loop_now_ns() - start_ns < FREE_PATIENCE_S * NS_PER_S &&
                "a link, call or server was not closed before rpc_core_free");
-        short_sleep(200000);
+        struct timespec pause = {.tv_nsec = 200000};
+        nanosleep(&pause, NULL);
     }
-    loop_defer_cancel(core->loop, ready_run, core);
-    grpc_completion_queue_shutdown(core->queue);
-    pthread_join(core->thread, NULL);
-    grpc_completion_queue_destroy(core->queue);
-    grpc_shutdown_blocking();
-    mailbox_free(core->mailbox);
-    mem_free(core->ready);
+    rpc_queue_free(core->queue);
     mem_free(core);
 }
 
@@ -224,7 +99,7 @@ struct loop *rpc_core_loop(struct rpc_core *core)
 
 grpc_completion_queue *rpc_core_queue(struct rpc_core *core)
 {
-    return core->queue;
+    return rpc_queue_grpc(core->queue);
 }
 
 void rpc_core_live_add(struct rpc_core *core, int difference)
@@ -240,7 +115,7 @@ struct rpc_totals *rpc_core_totals(struct rpc_core *core)
 
 static double mailbox_depth_value(void *cookie)
 {
-    return (double)mailbox_depth(((struct rpc_core *)cookie)->mailbox);
+    return (double)rpc_queue_depth(((struct rpc_core *)cookie)->queue);
 }
 
 static double live_value(void *cookie)
@@ -256,8 +131,9 @@ static double total_value(void *cookie)
 void rpc_core_metrics_register(struct rpc_core *core, struct metrics *metrics)
 {
     struct rpc_totals *totals = &core->totals;
-    metrics_gauge_call(metrics, "baton_rpc_events_waiting", "Events of grpc not yet handled.",
-                       METRIC_NO_LABELS, mailbox_depth_value, core);
+    metrics_gauge_call(metrics, "baton_rpc_events_waiting",
+                       "Events of grpc posted by a thread and not yet handled.", METRIC_NO_LABELS,
+                       mailbox_depth_value, core);
     metrics_gauge_call(metrics, "baton_rpc_live_objects", "Streams, calls and servers.",
                        METRIC_NO_LABELS, live_value, core);
     metrics_gauge_call(metrics, "baton_rpc_queued_messages", "Messages that wait to be sent.",

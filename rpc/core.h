@@ -9,7 +9,7 @@
 #include "base/status.h"
 
 /*
- * gRPC of a process: the library's life, one completion queue and the one thread that waits on it.
+ * gRPC of a process: the library's life and its one completion queue, which the loop asks itself.
  * Everything of rpc/ is called on the loop thread and every callback runs there, never from inside
  * the call that caused it. One a process.
  */
@@ -70,9 +70,9 @@ struct rpc_limits {
 };
 
 /*
- * Starts gRPC and its thread. Signals that the process handles must be blocked or handled before:
- * gRPC's threads inherit the mask; and no fork without exec may follow. STATUS_SYSTEM when a
- * thread or the mailbox can't be had.
+ * Starts gRPC and a thread beside it. Signals that the process handles must be blocked or handled
+ * before: gRPC's threads inherit the mask; and no fork without exec may follow. STATUS_SYSTEM when
+ * a thread or the mailbox can't be had.
  */
 enum status must_check rpc_core_create(struct loop *loop, struct rpc_core **ret_core,
                                        struct error *err);
@@ -89,8 +89,8 @@ size_t rpc_core_n_live(const struct rpc_core *core);
 
 /*
  * Registers baton_rpc_* of the whole process: messages and bytes each way, what waits in the queues
- * of all links, events waiting for the loop, live objects, refusals of full queues. core must
- * outlive the last metrics_write.
+ * of all links, events that a thread has posted to the loop, live objects, refusals of full queues.
+ * core must outlive the last metrics_write.
  */
 void rpc_core_metrics_register(struct rpc_core *core, struct metrics *metrics);
 

@@ -307,6 +307,7 @@ static void request_arm(struct rpc_server *server)
                                  &request->metadata, queue, queue, &request->op);
     assert(error == GRPC_CALL_OK);
     (void)error;
+    rpc_core_look(server->core);
     server->n_requests++;
 }
 
@@ -465,6 +466,7 @@ void rpc_server_stop(struct rpc_server *server)
         server->stopping = true;
         grpc_server_shutdown_and_notify(server->server, rpc_core_queue(server->core),
                                         &server->op_shutdown);
+        rpc_core_look(server->core);
     }
 }
 
@@ -475,6 +477,7 @@ void rpc_server_free(struct rpc_server *server)
     }
     rpc_server_stop(server);
     grpc_server_cancel_all_calls(server->server);
+    rpc_core_look(server->core);
     server->n_holds++;
     while (!list_empty(&server->unary_calls)) {
         unary_end(list_entry(list_first(&server->unary_calls), struct rpc_server_call, node));

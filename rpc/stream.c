@@ -431,6 +431,7 @@ static void on_timer(void *cookie)
     if (stream->dropped) {
         grpc_call_cancel_with_status(stream->call, GRPC_STATUS_UNAVAILABLE,
                                      "closed by the other end", NULL);
+        rpc_core_look(stream->core);
         return;
     }
     if (stream->closed_told) {
@@ -472,6 +473,7 @@ void stream_drop(struct stream *stream)
             queue_clear(stream);
             grpc_call_cancel_with_status(stream->call, GRPC_STATUS_UNAVAILABLE,
                                          "closed by the other end", NULL);
+            rpc_core_look(stream->core);
         }
     }
     settle(stream);

@@ -31,6 +31,9 @@ grpc_completion_queue *rpc_core_queue(struct rpc_core *core);
 void rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
                           struct rpc_op *op);
 
+/* After any other call into gRPC that may complete something. */
+void rpc_core_look(struct rpc_core *core);
+
 /* Counts objects that still have batches out: rpc_core_free waits for them. */
 void rpc_core_live_add(struct rpc_core *core, int difference);
 

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/buf.h"
@@ -283,6 +284,23 @@ static void test_stopped_under_load(void **state)
     child_kill(&child);
 }
 
+/* Our own loop is held up for longer than the peer waits for its pings: the link must outlive it. */
+static void test_loop_held_up(void **state)
+{
+    struct child child = child_start(0);
+    struct seen seen;
+    open_to(&seen, child.port, "e", (struct rpc_limits){0});
+    assert_true(run_until(&seen.hello, 5000));
+    run_ms(100);
+    struct timespec pause = {.tv_sec = 4};
+    nanosleep(&pause, NULL);
+    run_ms(1000);
+    assert_false(seen.closed);
+    assert_int_equal(seen.n_opened, 1);
+    link_close(seen.link);
+    child_kill(&child);
+}
+
 static void test_restart(void **state)
 {
     struct child child = child_start(0);
@@ -538,6 +556,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup_teardown(test_killed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stopped, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stopped_under_load, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_loop_held_up, setup, teardown),
         cmocka_unit_test_setup_teardown(test_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(test_queue_bound, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
