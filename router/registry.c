@@ -569,6 +569,7 @@ void registry_free(struct registry *registry)
     }
     loop_timer_free(registry->tick);
     loop_defer_cancel(registry->options.loop, changed_tell, registry);
+    loop_defer_cancel(registry->options.loop, registry_serve_drops, registry);
     list_for_each_safe(at, &registry->joiners)
     {
         struct joiner *joiner = list_entry(at, struct joiner, in_registry);

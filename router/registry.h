@@ -87,7 +87,8 @@ struct node {
     struct node_pair *pairs;
     size_t n_pairs;
 
-    bool wedged, serving;
+    bool wedged, serving, serve_dropped;
+    const char *drop_text;
     struct link *join, *serve;
     char serve_text[REGISTRY_TEXT_BYTES]; /* why it is not serving */
 
@@ -132,6 +133,10 @@ void registry_free(struct registry *registry);
  * STATUS_PEER_LOST: the link is not open, `lost` has run or follows. STATUS_TOO_LARGE.
  */
 enum status must_check registry_send(struct node *node, const Baton__ToDecode *message);
+
+/* Gives the Serve link up and dials anew, at the end of this turn: `lost` runs then. text: static.
+ */
+void registry_drop_serve(struct node *node, const char *text);
 
 /* The head of the list of nodes, in order of joining; entries by list_entry(p, struct node,
  * in_registry). */

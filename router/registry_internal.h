@@ -30,6 +30,9 @@ struct registry {
 /* Tells `changed` at the end of the turn, and first all nodes the view if that changed. */
 void registry_changed(struct registry *registry, bool view_too);
 
+/* Deferred by registry_drop_serve, to be cancelled with the registry. */
+void registry_serve_drops(void *cookie);
+
 /* Dials the node's Decode service. */
 enum status must_check registry_serve_connect(struct node *node, struct error *err);
 

@@ -129,3 +129,26 @@ enum status registry_send(struct node *node, const Baton__ToDecode *message)
     proto_pack(&message->base, packed);
     return link_send_message(node->serve, &message->base, packed->data, packed->bytes);
 }
+
+void registry_serve_drops(void *cookie)
+{
+    struct registry *registry = cookie;
+    list_for_each(at, &registry->nodes)
+    {
+        struct node *node = list_entry(at, struct node, in_registry);
+        if (node->serve_dropped) {
+            node->serve_dropped = false;
+            link_reset(node->serve);
+            serve_lost(node, node->drop_text);
+        }
+    }
+}
+
+void registry_drop_serve(struct node *node, const char *text)
+{
+    if (!node->serve_dropped) {
+        node->serve_dropped = true;
+        node->drop_text = text;
+        loop_defer(node->registry->options.loop, registry_serve_drops, node->registry);
+    }
+}

@@ -188,7 +188,7 @@ static void send_cancel(struct leg *leg, bool all, uint32_t sample_i)
     if (registry_send(leg->node, &message) == STATUS_EXHAUSTED) {
         /* 8192 messages wait for this node: it does not read, and a link that is dialled anew
          * cancels everything. */
-        link_reset(leg->node->serve);
+        registry_drop_serve(leg->node, "it does not read");
     }
 }
 
