@@ -125,8 +125,8 @@ static void send_cancel(struct transfer *transfer)
     cancel.transfer = transfer->id;
     message.what_case = BATON__TO_PREFILL__WHAT_CANCEL;
     message.cancel = &cancel;
-    if (peer_send(transfer->peer, &message)) {
-        log_debug("handoff", "%016" PRIx64 ": cancel could not be sent", transfer->id);
+    if (peer_send(transfer->peer, &message) == STATUS_EXHAUSTED) {
+        peer_drop(transfer->peer); /* what it does not hear of it would go on with */
     }
 }
 

@@ -30,6 +30,7 @@ enum {
     PREFLIGHT_TIMEOUT_MS = 10000, /* first mappings of a device cost milliseconds, a tcp peer 1 s */
     RETRY_FIRST_MS = 250,
     RETRY_MAX_MS = 5000,
+    HELLO_TIMEOUT_MS = 3000,
     MAX_UNDRAINED = 64,
     MESSAGE_ARENA_BYTES = 64 << 20,
 };
@@ -44,6 +45,7 @@ struct peer {
     uint64_t state_ns, put_cost_ns, bandwidth_bytes_per_s;
     char text[256];
     bool greeted, listed;
+    bool dropped; /* peer_drop was called: the timer does it */
     bool refused; /* what it said is wrong: not listened to until the link is dialled anew */
     uint64_t preflight_owner; /* of its slots in the ledger; 0: none */
     uint64_t forgotten_owner; /* of the last preflight, if its slots were revoked */
@@ -182,16 +184,38 @@ static void pair_fail(struct peer *peer, const char *text)
     loop_timer_arm(peer->timer, (peer->retry_ms + jitter_ms) * NS_PER_MS);
 }
 
+/* Of no use for a while, and nothing that ran on this link is believed any more. */
+static void pair_reset(struct peer *peer, const char *text)
+{
+    bool had = peer->greeted;
+    pair_fail(peer, text);
+    peer->greeted = false;
+    if (had) {
+        peer->peers->events->lost(peer->peers->cookie, peer, peer->text);
+    }
+    link_reset(peer->link);
+}
+
+void peer_drop(struct peer *peer)
+{
+    if (peer->greeted) {
+        peer->dropped = true;
+        loop_timer_arm(peer->timer, 0);
+    }
+}
+
 static void peer_timer(void *cookie)
 {
     struct peer *peer = cookie;
     if (peer->gone) {
         peer_free(peer);
+    } else if (peer->dropped) {
+        peer->dropped = false;
+        pair_reset(peer, "it does not read");
+    } else if (!peer->greeted && peer->link && link_is_open(peer->link) && !peer->refused) {
+        pair_reset(peer, "no hello came");
     } else if (peer->state == PEER_PREFLIGHT && peer->preflight_owner) {
-        pair_fail(peer, "the preflight was not answered in time");
-        peer->greeted = false;
-        peer->peers->events->lost(peer->peers->cookie, peer, peer->text);
-        link_reset(peer->link);
+        pair_reset(peer, "the preflight was not answered in time");
     } else if (peer->state == PEER_PREFLIGHT) {
         preflight_start(peer); /* there was no free slot */
     } else if (peer->state == PEER_FAILED && peer->greeted) {
@@ -357,7 +381,8 @@ static void link_opened(void *cookie, struct link *link)
     hello.regions = regions;
     message.what_case = BATON__TO_PREFILL__WHAT_HELLO;
     message.hello = &hello;
-    peer->greeted = false;
+    peer->greeted = peer->dropped = false;
+    loop_timer_arm(peer->timer, HELLO_TIMEOUT_MS * NS_PER_MS);
     if (peer_send(peer, &message)) {
         link_reset(link);
     }
@@ -436,7 +461,7 @@ static void link_lost(void *cookie, struct link *link, enum status status, const
     bool had = peer->greeted;
     char why[224];
     snprintf(why, sizeof(why), "%s", text[0] ? text : status_name(status));
-    peer->greeted = false;
+    peer->greeted = peer->dropped = false;
     loop_timer_disarm(peer->timer);
     preflight_forget(peer);
     log_warn("pairs", "%s: link lost: %s", peer->node_id, why);

@@ -59,6 +59,8 @@ struct peer *peers_find_ready(struct peers *peers, const Baton__NodeRef *ref, ch
 const char *peer_name(const struct peer *peer);
 /* Sends to the peer: as link_send. */
 must_check enum status peer_send(struct peer *peer, const Baton__ToPrefill *message);
+/* It does not take what it must be told: at the next turn its link is given up and `lost` runs. */
+void peer_drop(struct peer *peer);
 /* A transfer of this peer ended with slots that it might still write: they are free at once if the
  * peer's process is seen to end. */
 void peer_note_undrained(struct peer *peer, uint64_t transfer);

@@ -377,6 +377,16 @@ static void refuse(struct runs *runs, struct run_target *target, uint64_t transf
     }
 }
 
+/* The decode node holds the deadlines and cancels. This is behind them, for a Cancel that never
+ * came. */
+static uint64_t life_of(const Baton__Deadlines *d)
+{
+    if (!d || !d->queue_ms || !d->prefill_ms || !d->transfer_ms) {
+        return 0;
+    }
+    return (uint64_t)d->queue_ms + d->prefill_ms + d->transfer_ms + LIFE_MARGIN_MS;
+}
+
 void runs_run(struct runs *runs, struct run_target *target, const Baton__ToPrefill__Run *message,
               bool draining)
 {
@@ -424,6 +434,7 @@ void runs_run(struct runs *runs, struct run_target *target, const Baton__ToPrefi
     run->n_pages = engine_pages_for(runs->options.engine, message->n_ids_total);
     run->tail = -1;
     run->arrival_ns = loop_now_ns();
+    run->life_ms = life_of(message->deadlines);
     list_init(&run->parcels);
     run->ids = mem_array(message->n_ids_total, sizeof(*run->ids));
     memcpy(run->ids, message->ids, message->n_ids * sizeof(*run->ids));
@@ -545,6 +556,17 @@ void runs_tick(struct runs *runs)
         struct run *run = list_entry(at, struct run, in_state);
         if (now_ns - run->arrival_ns > RECEIVING_TIMEOUT_MS * NS_PER_MS) {
             run_fail(run, BATON__FAIL_CODE__FAIL_INVALID, true, "the ids did not come whole");
+        }
+    }
+    static const enum run_state alive[] = {RUN_QUEUED, RUN_COMPUTING, RUN_SENDING};
+    for (size_t s = 0; s < 3; s++) {
+        list_for_each_safe(at, &runs->states[alive[s]])
+        {
+            struct run *run = list_entry(at, struct run, in_state);
+            if (run->life_ms && now_ns - run->arrival_ns > run->life_ms * NS_PER_MS) {
+                run_fail(run, BATON__FAIL_CODE__FAIL_DEADLINE_TRANSFER, false,
+                         "it outlived its deadlines, and no cancel came");
+            }
         }
     }
     start_soon(runs);

@@ -14,6 +14,7 @@ enum {
     MAX_PARCEL_PAGES = 32, /* 28 MB of V4-Flash: one flush a parcel is then far below 1 % */
     MAX_HELD_SLOTS = 4096,
     PROGRESS_EVERY_MS = 500,
+    LIFE_MARGIN_MS = 3000,
     RECEIVING_TIMEOUT_MS = 10000, /* parts follow their Run at once */
 };
 
@@ -60,6 +61,7 @@ struct run {
     bool tail_ready;
     uint64_t tail_bytes, tail_at;
     struct list parcels;
+    uint64_t life_ms; /* all that the decode node gives it, and a margin; 0: no limit */
     uint64_t arrival_ns, start_ns, computed_ns, progress_ns, put_ns, bytes;
 };
 

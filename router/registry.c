@@ -470,6 +470,7 @@ static void joiner_check(struct joiner *joiner, uint64_t now_ns)
         joiner_end(joiner, text);
         return;
     }
+    registry_serve_check(node);
     if (!node->wedged && node->unit != BATON__TO_ROUTER__STATUS__UNIT__IDLE &&
         now_ns - node->progress_ns > registry->options.lease_ns) {
         log_warn("registry", "%s is wedged: it has work and made no progress for %.1f s",

@@ -30,6 +30,9 @@ struct registry {
 /* Tells `changed` at the end of the turn, and first all nodes the view if that changed. */
 void registry_changed(struct registry *registry, bool view_too);
 
+/* At each tick: a Serve link on which no hello came in time is dialled anew. */
+void registry_serve_check(struct node *node);
+
 /* Deferred by registry_drop_serve, to be cancelled with the registry. */
 void registry_serve_drops(void *cookie);
 

@@ -12,6 +12,8 @@
 #include "rpc/link.h"
 #include "rpc/proto.h"
 
+enum { HELLO_TIMEOUT_MS = 3000 };
+
 static void serve_lost(struct node *node, const char *text)
 {
     struct registry *registry = node->registry;
@@ -128,6 +130,15 @@ enum status registry_send(struct node *node, const Baton__ToDecode *message)
     struct buf *packed = &node->registry->packed;
     proto_pack(&message->base, packed);
     return link_send_message(node->serve, &message->base, packed->data, packed->bytes);
+}
+
+void registry_serve_check(struct node *node)
+{
+    if (node->serve && !node->serving && link_is_open(node->serve) &&
+        link_idle_ns(node->serve) > HELLO_TIMEOUT_MS * NS_PER_MS) {
+        serve_lost(node, node->serve_text[0] ? node->serve_text : "no hello came");
+        link_reset(node->serve);
+    }
 }
 
 void registry_serve_drops(void *cookie)

@@ -479,6 +479,7 @@ static void note_first(struct leg *leg, const Baton__FromDecode__Row *row)
     struct requests *requests = request->requests;
     uint64_t now_ns = loop_now_ns();
     leg->has_first = true;
+    leg->first_ns = now_ns;
     if (!request->first_ns) {
         request->first_ns = now_ns;
         metric_histogram_observe(requests->count.first_s,
@@ -660,10 +661,13 @@ void requests_nodes_changed(struct requests *requests)
 
 /* ---- deadlines behind the nodes' own ---- */
 
-/* Whether a leg has waited for its first token longer than any node may let it. */
+/* Whether a leg has waited for its first token, or for its end, longer than any node may let it. */
 static bool is_overdue(const struct leg *leg, uint64_t now_ns)
 {
     const struct requests_options *o = &leg->request->requests->options;
+    if (leg->state == LEG_RUNNING && leg->has_first && o->generation_timeout_ns) {
+        return now_ns - leg->first_ns > o->generation_timeout_ns + DEADLINE_MARGIN_MS * NS_PER_MS;
+    }
     if (leg->state != LEG_RUNNING || leg->has_first || !o->queue_timeout_ns ||
         !o->prefill_timeout_ns || !o->transfer_timeout_ns) {
         return false;
@@ -681,8 +685,10 @@ static void request_look(struct request *request, uint64_t now_ns)
         struct leg *leg = list_entry(at, struct leg, in_request);
         if (is_overdue(leg, now_ns)) {
             leg_send_cancel(leg);
-            (void)!leg_failed(leg, BATON__FAIL_CODE__FAIL_DEADLINE_PREFILL, leg->node->ref.id,
-                              false, "the node let its own deadlines pass");
+            (void)!leg_failed(leg,
+                              leg->has_first ? BATON__FAIL_CODE__FAIL_DEADLINE_GENERATION
+                                             : BATON__FAIL_CODE__FAIL_DEADLINE_PREFILL,
+                              leg->node->ref.id, false, "the node let its own deadlines pass");
             return; /* the request is gone */
         }
     }

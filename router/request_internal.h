@@ -43,6 +43,7 @@ struct leg {
     struct node *node;                /* running: the decode node */
     struct node_ref prefill;          /* running: "" for local */
     uint64_t started_ns;              /* the attempt */
+    uint64_t first_ns;                /* when its first token came */
     uint64_t waiting_ns;              /* since when it can't be started for want of a node */
     uint32_t n_ids, n_generated;      /* of the attempt: all its ids; of them generated before */
     uint32_t n_sent;                  /* ids that are on their way */

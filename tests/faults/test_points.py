@@ -27,9 +27,8 @@ OPTIONS = ["router:--queue-timeout=3s", "router:--prefill-timeout=3s", "router:-
            "node:--sim-prefill-speed=200000", "decode:--landing-slots=12", "decode:--slots-per-transfer=4"]
 NAMES = ("router", "prefill-0", "prefill-1", "decode-0", "decode-1")
 # Points that a request passes only after something else went wrong, and what.
-ALSO = {"*.hello": ["link.receive=cut,n=1"], "ToNode.*": ["link.receive=cut,n=1"], "link.open": ["link.receive=cut,n=1"],
-        "*.preflight": ["link.receive=cut,n=1"], "ToPrefill.verified": ["link.receive=cut,n=1"],
-        "From*.failed": ["put.pages=fail,n=1"]}
+CUT = ["link.receive=cut,n=1"]
+ALSO = {"*.hello": CUT, "ToNode.*": CUT, "link.open": CUT, "*.preflight": CUT, "ToPrefill.verified": CUT, "From*.failed": ["put.pages=fail,n=1"]}
 # Points where passes are rare or a fault must hit several: how often it happens.
 MANY = {"ToRouter.status": 12, "FromDecode.step": 3, "compute.loop": 6}
 
@@ -169,6 +168,9 @@ class Drill:
                 specs += also
         self.arm(specs)
         ends = self.requests(f"{point}={action}")
+        deadline = time.monotonic() + 10 * kit.PATIENCE  # links that were cut are dialled again after a moment
+        while CUT[0] in specs and time.monotonic() < deadline and self.faults(point) == before:
+            time.sleep(0.1)
         for name in NAMES:
             try:
                 self.arm(["*=off"], [name])
