@@ -84,11 +84,11 @@ class Drill:
         need(found.done or found.error, "a stream that has no end", found.events[-1:])
         return "good" if found.done else found.error["code"], found.text()
 
-    def leave(self, i):
+    def leave(self, i, after_s):
         """A client that goes away while its prompt is computed or its answer runs."""
         with kit.Wire(self.cluster.address) as wire:
             wire.send(kit.frame("POST", PATH, {**REQUESTS[i], "stream": True}))
-            time.sleep(0.02)
+            time.sleep(after_s)
             wire.reset()
 
     def requests(self, what):
@@ -112,7 +112,7 @@ class Drill:
                 wrong.append(f"{what}: {type(problem).__name__}: {problem}")
 
         threads = [threading.Thread(target=one, args=(i,)) for i in range(len(REQUESTS))]
-        threads += [threading.Thread(target=self.leave, args=(i,)) for i in (2, 4)]
+        threads += [threading.Thread(target=self.leave, args=gone) for gone in ((2, 0.01), (4, 0.03), (4, 0.06), (4, 0.1))]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -12,6 +12,9 @@ enum { MAX_SLOTS = 64, MAX_IDS = 4096 };
 enum fake_mode fake_mode;
 uint32_t fake_n_runs, fake_n_links, fake_n_cancels;
 
+uint64_t fake_n_written;
+const char *fake_tls;
+
 static struct transport *transport;
 static struct region *source;
 static uint8_t *memory; /* of the source: pages, then the tail */
@@ -30,6 +33,15 @@ struct fake {
     uint32_t n_pages;
     bool put_done, cancelled;
 };
+
+/* What the late writer writes to. */
+static struct {
+    struct put_peer *peer;
+    struct fake *fake;
+    bool on, out;
+    bool granted[MAX_SLOTS];
+    uint64_t draw;
+} writer;
 
 struct transport *fake_transport(void)
 {
@@ -295,6 +307,62 @@ static void put_all(struct fake *fake)
     }
 }
 
+static void write_more(void);
+
+static void on_written(void *cookie, const struct put_result *result)
+{
+    writer.out = false;
+    if (result->status == STATUS_OK) {
+        fake_n_written += (uint64_t)(uintptr_t)cookie;
+        write_more();
+    } else {
+        print_message("the late writer's put ended with %s\n", status_name(result->status));
+    }
+}
+
+static void write_more(void)
+{
+    struct put_run puts[MAX_SLOTS];
+    struct error err = {""};
+    uint8_t *noise = memory + MAX_SLOTS * (size_t)PAGE_BYTES;
+    uint32_t n = 0;
+    for (size_t i = 0; i < PAGE_BYTES; i += 8) {
+        writer.draw = writer.draw * 6364136223846793005u + 1442695040888963407u;
+        memcpy(noise + i, &writer.draw, 8);
+    }
+    for (uint32_t i = 0; i < MAX_SLOTS; i++) {
+        if (writer.granted[i]) {
+            puts[n++] = (struct put_run){.source_offset = MAX_SLOTS * (uint64_t)PAGE_BYTES,
+                                         .remote_offset = i * (uint64_t)PAGE_BYTES,
+                                         .bytes = PAGE_BYTES};
+        }
+    }
+    if (!writer.on || writer.out || n == 0) {
+        return;
+    }
+    writer.out = true;
+    if (put_submit(writer.peer, source, puts, n, on_written, (void *)(uintptr_t)n, NULL, &err)) {
+        writer.out = false;
+        print_message("the late writer can't put: %s\n", err.text);
+    }
+}
+
+void fake_write_on(bool on)
+{
+    writer.on = on;
+    if (on) {
+        write_more();
+    }
+}
+
+void fake_link_close(void)
+{
+    if (writer.fake && writer.fake->link) {
+        link_close(writer.fake->link);
+        writer.fake->link = NULL;
+    }
+}
+
 static void on_run(struct fake *fake, const Baton__ToPrefill__Run *run)
 {
     fake->transfer = run->transfer;
@@ -336,6 +404,14 @@ static void on_slots(struct fake *fake, const Baton__ToPrefill__Slots *slots)
         for (uint32_t k = 0; k < slots->slot_runs[r + 1] && fake->n_slots < MAX_SLOTS; k++) {
             fake->slots[fake->n_slots++] = slots->slot_runs[r] + k;
         }
+    }
+    if (fake_mode == MODE_WRITER) {
+        writer.fake = fake;
+        writer.peer = fake->peer;
+        for (uint32_t i = 0; i < fake->n_slots; i++) {
+            writer.granted[fake->slots[i]] = true;
+        }
+        return;
     }
     if (fake_mode == MODE_STARTED) {
         return;
@@ -501,6 +577,9 @@ static void on_closed(void *cookie, struct link *link, enum status status, const
     struct fake *fake = cookie;
     link_close(link);
     fake->link = NULL;
+    if (fake == writer.fake) {
+        return; /* it goes on writing */
+    }
     if (fake->peer) {
         put_peer_close(fake->peer, on_peer_closed, fake);
     } else {
@@ -526,7 +605,7 @@ static void on_stream(void *cookie, struct link *link)
 
 void fake_streams(void)
 {
-    struct transport_options options = {0};
+    struct transport_options options = {.tls = fake_tls};
     struct error err = {""};
     memory = aligned_alloc(4096, memory_bytes);
     memset(memory, 0, memory_bytes);
@@ -539,7 +618,12 @@ void fake_streams(void)
 
 void fake_close(void)
 {
+    writer.on = false;
     transport_close(transport);
+    if (writer.fake) {
+        link_close(writer.fake->link);
+        mem_free(writer.fake);
+    }
     free(memory);
     buf_fini(&packed);
 }

@@ -45,6 +45,7 @@ enum fake_mode {
     MODE_COMPUTED, /* has computed, and nothing more */
     MODE_LATE,     /* sends everything when the Cancel has come */
     MODE_GARBAGE,  /* bytes that are no message */
+    MODE_WRITER,   /* takes its slots and is silent; see fake_write_on */
     MODE_HELLO_TWICE,
     /* of the pair, not of a transfer */
     MODE_HELLO_FINGERPRINT,
@@ -55,6 +56,18 @@ enum fake_mode {
 
 extern enum fake_mode fake_mode;
 extern uint32_t fake_n_runs, fake_n_links, fake_n_cancels;
+
+/*
+ * The late writer: from now on random bytes go into every slot that was ever granted to the fake,
+ * over and over, whatever becomes of its transfers, its link and the peer's view of it. stop: no
+ * new puts; on again: it continues.
+ */
+void fake_write_on(bool on);
+extern uint64_t fake_n_written; /* slots written so */
+/* UCX transports of the fake (as --ucx-tls); set before the group's setup. */
+extern const char *fake_tls;
+/* The fake lets go of its link to the decode node, and of nothing else. */
+void fake_link_close(void);
 
 /* Opens the transport and adds Prefill.Serve to the server: give it to cluster_streams. */
 void fake_streams(void);
