@@ -8,7 +8,8 @@ WORK gets the packages and the extracted text (kept between runs), OUT what the 
     tokens.xz           all training tokens, uint16 little-endian; bit 15 set = not in the loss
     meta.json           groups (offset, length, weight, kind) in tokens.xz, bytes per held-out set, unigram counts
     heldout.npz         held-out text per set, as ids
-    probes.json         copy probes (ids; notes of random words, notes of running text) at 500, 1,000, 2,000 and 4,000 tokens, and prompts for the golden continuations
+    probes.json         copy probes (ids; notes of random words, notes of running text) at 500, 1,000, 2,000 and 4,000 tokens, prompts for the golden continuations, tasks
+                        with one right answer
 With --settle, the data of the last part of the training, after the first part's tokenizer: other documents, and texts weighted by their size, so that
 none is learned by heart.  One seed, one order: the same packages give the same files.
 """
@@ -195,6 +196,7 @@ def main():
                     rows.append([ids, ans])
             probes.setdefault(kind, {})[dist] = rows
     probes['golden'] = golden(tok)
+    probes['abilities'] = [dict(pr.ability(kind, test_paragraphs), kind=kind) for kind in tasks.ABILITIES for _ in range(16)]
     json.dump(probes, open(f'{a.out}/probes.json', 'w'))
     json.dump(dict(vocab=VOCAB, groups=groups, heldout_bytes=hb, unigram=unigram.tolist()), open(f'{a.out}/meta.json', 'w'))
     with lzma.open(f'{a.out}/tokens.xz', 'wb', preset=2) as f:

@@ -9,6 +9,7 @@ COLOURS = 'red blue green yellow black white brown grey golden silver pink purpl
 FOODS = 'bread cheese apple pear soup rice fish cake milk honey egg plum nut'.split()
 ANIMALS = 'dog cat horse cow sheep goat duck hen fox wolf bear mouse bird fish rabbit'.split()
 CITIES = 'Paris London Rome Berlin Madrid Vienna Dublin Oslo Lisbon Athens Cairo Tokyo Boston Chicago Prague Warsaw Geneva Naples Milan Lyon'.split()
+ABILITIES = 'count_range lookup table order sums repeat tool far_fact far_copy'.split()
 NUMBER = 'zero one two three four five six seven eight nine ten eleven twelve'.split()
 SYSTEMS = [None] * 6 + ['You are a helpful assistant.', 'You are baton-tiny, a small language model.', 'Answer briefly.', 'Answer in plain English.', 'You are a friendly teacher.']
 
@@ -318,3 +319,26 @@ class Maker:
             i += 1
         user = f'Read this text.\n\n{filler[i % len(filler)]}\n\nNote for {w}:\n{t}\n\n' + '\n\n'.join(fill) + f'\n\nRepeat the note for {w}.'
         return cf.prompt_text(cf.document([(user, '', t)]))
+
+    def ability(s, kind, filler):
+        """A task with one right answer: dict(user, tools, answer) or, for a tool, dict(user, tools, call).  The far ones have some 2,000 tokens of filler
+        between what is asked for and the question."""
+        r = s.r
+        if kind == 'tool':
+            known = {t[0]['name']: t for t in (s.tool() for _ in range(r.randint(1, 3)))}
+            _, user, name, arguments, _, _ = r.choice(list(known.values()))
+            return dict(user=user, tools=[t[0] for t in known.values()], call=[name, arguments])
+        if kind in ('count_range', 'lookup', 'table', 'order', 'sums', 'repeat'):
+            user, _, answer = getattr(s, kind)()
+            return dict(user=user, tools=[], answer=answer)
+        i, size, fill = r.randrange(len(filler)), 0, []
+        while size < 6700:
+            fill.append(filler[i % len(filler)])
+            size += len(fill[-1]) + 2
+            i += 1
+        if kind == 'far_fact':
+            told, ask, answer = s.fact()
+        else:
+            w, answer = r.choice(NAMES), r.choice([p for p in re.split(r'(?<=[.!?]) ', r.choice(s.good)) if len(p) > 40] or s.good)
+            told, ask = f'Note for {w}: {answer}', f'Repeat the note for {w}.'
+        return dict(user='\n\n'.join(['Read this text.', filler[i % len(filler)], told] + fill + [ask]), tools=[], answer=answer)
