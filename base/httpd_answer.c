@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net.h"
+#include "base/secret.h"
 
 enum {
     ERROR_MESSAGE_MAX = 2000,
@@ -478,20 +479,6 @@ void httpd_stream_abort(struct httpd_request *request)
 
 /* --- keys and origins --- */
 
-/* Time depends on the length of the key that is set, not on what was sent or how much is right. */
-static bool key_equal(const char *key, const char *sent, size_t sent_bytes)
-{
-    size_t bytes = strlen(key);
-    volatile unsigned different = bytes != sent_bytes;
-
-    for (size_t i = 0; i < bytes; i++) {
-        unsigned char c = i < sent_bytes ? (unsigned char)sent[i] : 0;
-
-        different |= (unsigned)(c ^ (unsigned char)key[i]);
-    }
-    return different == 0;
-}
-
 static bool key_ok(const struct httpd_request *request)
 {
     const struct httpd *server = request->conn->server;
@@ -507,7 +494,7 @@ static bool key_ok(const struct httpd_request *request)
     sent += 7;
     sent += strspn(sent, " ");
     for (size_t i = 0; i < server->config.n_keys; i++) {
-        ok |= key_equal(server->keys[i], sent, strlen(sent)); /* all are compared */
+        ok |= secret_equal(server->keys[i], sent, strlen(sent)); /* all are compared */
     }
     return ok;
 }

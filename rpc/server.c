@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net.h"
+#include "base/secret.h"
 #include "rpc/accept.h"
 #include "rpc/stream.h"
 #include "rpc/wall.h"
@@ -186,16 +187,6 @@ void rpc_server_call_fail(struct rpc_server_call *call, enum rpc_code code, cons
 
 /* ---- taking calls ---- */
 
-static bool bytes_equal_constant_time(const uint8_t *theirs, size_t n_theirs, const char *mine,
-                                      size_t n_mine)
-{
-    size_t difference = n_theirs ^ n_mine;
-    for (size_t i = 0; i < n_theirs; i++) {
-        difference |= (size_t)(theirs[i] ^ (uint8_t)mine[i % n_mine]);
-    }
-    return difference == 0;
-}
-
 static bool token_is_right(const struct rpc_server *server, const grpc_metadata_array *metadata)
 {
     if (server->token == NULL) {
@@ -211,8 +202,7 @@ static bool token_is_right(const struct rpc_server *server, const grpc_metadata_
         const uint8_t *value = GRPC_SLICE_START_PTR(entry->value);
         size_t bytes = GRPC_SLICE_LENGTH(entry->value);
         return bytes > SCHEME_BYTES && memcmp(value, scheme, SCHEME_BYTES) == 0 &&
-               bytes_equal_constant_time(value + SCHEME_BYTES, bytes - SCHEME_BYTES, server->token,
-                                         strlen(server->token));
+               secret_equal(server->token, value + SCHEME_BYTES, bytes - SCHEME_BYTES);
     }
     return false;
 }
