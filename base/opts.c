@@ -179,6 +179,19 @@ static char *trim(char *text)
     return text;
 }
 
+/* The items of a list that is one text. */
+static enum status set_items(struct parse *parse, size_t spec_i, enum source source,
+                             const char *text, const char *where)
+{
+    enum status status = STATUS_OK;
+    char *copy = mem_strdup(text), *rest = copy, *item;
+    while (status == STATUS_OK && (item = strsep(&rest, ",")) != NULL) {
+        status = set(parse, spec_i, source, trim(item), where);
+    }
+    mem_free(copy);
+    return status;
+}
+
 /* Undoes the quotes of opts_value_quote in place; false when they do not close at the end. */
 static bool unquote(char *text)
 {
@@ -218,12 +231,15 @@ static enum status config_line(struct parse *parse, const char *place, char *lin
         mem_free(where);
         return status;
     }
-    if (value[0] == '"' && !unquote(value)) {
+    bool is_quoted = value[0] == '"';
+    if (is_quoted && !unquote(value)) {
         return error_set(parse->err, STATUS_INVALID, "%s: the quotes of %s do not close", place,
                          name);
     }
     char *where = mem_printf("%s: %s", place, name);
-    enum status status = set(parse, (size_t)spec_i, SOURCE_FILE, value, where);
+    bool is_items = parse->program->specs[spec_i].kind == OPT_LIST && !is_quoted;
+    enum status status = is_items ? set_items(parse, (size_t)spec_i, SOURCE_FILE, value, where)
+                                  : set(parse, (size_t)spec_i, SOURCE_FILE, value, where);
     mem_free(where);
     return status;
 }
@@ -301,11 +317,7 @@ static enum status read_environment(struct parse *parse)
             continue;
         }
         if (spec->kind == OPT_LIST) {
-            char *copy = mem_strdup(value), *rest = copy, *item;
-            while (status == STATUS_OK && (item = strsep(&rest, ",")) != NULL) {
-                status = set(parse, i, SOURCE_ENVIRONMENT, trim(item), variable);
-            }
-            mem_free(copy);
+            status = set_items(parse, i, SOURCE_ENVIRONMENT, value, variable);
         } else {
             status = set(parse, i, SOURCE_ENVIRONMENT, value, variable);
         }

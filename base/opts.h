@@ -21,14 +21,15 @@
  *   OPT_DURATION   uint64_t, ns        250ms, 1.5s, 2m, 1h, 10us; 0 needs no unit
  *   OPT_BOOL       bool                --x, --no-x, or x = yes|no|true|false|on|off|1|0
  *   OPT_ENUM       int, index          one of choices
- *   OPT_LIST       struct opt_list     any text; each use adds one (a comma does not split)
+ *   OPT_LIST       struct opt_list     any text; each use adds one
  *   OPT_OPERANDS   struct opt_list     what stands on the command line without a name
  *   OPT_GROUP      -                   no option: a heading, its name is the text
  *
  * Later beats earlier: default, configuration file (--config FILE or BATON_CONFIG), environment
  * (BATON_<NAME>, then BATON_<PROGRAM>_<NAME>; the program baton-router is ROUTER; an empty variable
- * counts as not set; a list is split at commas), command line. A list given by a later source
- * replaces that of an earlier one. The options --help, --version, --config, --print-man and
+ * counts as not set), command line. A list is split at commas in the environment and in the file,
+ * where quotes keep them ("a,b" is one); on the command line they are text. A list given by a later
+ * source replaces that of an earlier one. The options --help, --version, --config, --print-man and
  * --print-completion are there by themselves.
  */
 enum opt_kind {

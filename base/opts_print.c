@@ -153,11 +153,12 @@ static void sources_text(const struct opt_program *program, struct buf *out)
         upper.data[i] = upper.data[i] == '-' ? '_' : (uint8_t)toupper(upper.data[i]);
     }
     size_t own = strlen("BATON_") + strlen(short_name(program)) + 1;
-    buf_printf(out,
-               "Every option can also be set in the environment: --%s as %s or BATON_%s (the first "
-               "wins; lists are split at commas), and in the file that --config names. The command "
-               "line beats the environment, that the file, that the defaults.",
-               example->name, buf_text(&upper), buf_text(&upper) + own);
+    buf_printf(
+        out,
+        "Every option can also be set in the environment: --%s as %s or BATON_%s (the first "
+        "wins), and in the file that --config names; in both, lists are split at commas. The "
+        "command line beats the environment, that the file, that the defaults.",
+        example->name, buf_text(&upper), buf_text(&upper) + own);
     buf_fini(&upper);
 }
 

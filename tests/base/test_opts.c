@@ -224,7 +224,7 @@ static void test_sources(void **state)
     char path[] = "/tmp/test_opts_XXXXXX";
     close(mkstemp(path));
     write_file(path, "# comment\n\n  http-port=1000\nlow = 1\nmodel-path = \" a \\\"b\\\\ #=\" \n"
-                     "peer = x\npeer = y\ntrace = on\ndrain-timeout = 2s");
+                     "peer = x\npeer = y, z\npeer = \" p,q\"\ntrace = on\ndrain-timeout = 2s");
     setenv("BATON_LOW", "2", 1);
     setenv("BATON_HTTP_PORT", "2000", 1);
     setenv("BATON_TEST_HTTP_PORT", "3000", 1);
@@ -234,7 +234,10 @@ static void test_sources(void **state)
     assert_int_equal(values.port, 3000);
     assert_true(values.trace);
     assert_string_equal(values.model, " a \"b\\ #=");
-    assert_int_equal(values.peers.n, 2);
+    assert_int_equal(values.peers.n, 4);
+    assert_string_equal(values.peers.items[1], "y");
+    assert_string_equal(values.peers.items[2], "z");
+    assert_string_equal(values.peers.items[3], " p,q");
     assert_true(values.timeout == 2000000000);
     assert_int_equal(values.level, 2);
     opts_free(&program, &values);
@@ -300,7 +303,7 @@ static void test_config_round_trip(void **state)
     char path[] = "/tmp/test_opts_XXXXXX";
     close(mkstemp(path));
     accept("--memory", "1234567", "--drain-timeout", "1500us", "--prefill-share", "0.1", "--token",
-           " q\"\\\n# ", "--peer", "a = b", "--peer", "", "--low=-9", "--no-local-prefill");
+           " q\"\\\n# ", "--peer", "a = b,c", "--peer", "", "--low=-9", "--no-local-prefill");
     struct buf first = BUF_INIT, second = BUF_INIT;
     opts_write_config(&program, &values, &first);
     opts_free(&program, &values);
