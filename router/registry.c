@@ -155,7 +155,6 @@ static void joiner_end(struct joiner *joiner, const char *why)
 static void joiner_refuse(struct joiner *joiner, const char *why)
 {
     struct link *link = joiner->link;
-    log_warn("registry", "%s: refused: %s", link_name(link), why);
     joiner->registry->n_refused++;
     joiner->link = NULL;
     link_refuse(link, why);

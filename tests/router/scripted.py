@@ -59,6 +59,9 @@ class Setup(harness.Cluster):
         text = os.pread(self.outputs[name].fileno(), 1 << 24, 0).decode()
         return [line for line in map(json.loads, text[:text.rfind("\n") + 1].splitlines()) if what in line]
 
+    def log(self):
+        return os.pread(self.errors.fileno(), 1 << 24, 0).decode(errors="replace")
+
     def __exit__(self, kind, value, trace):
         nodes_died = [child.args for child in self.children[1:] if child.poll() is not None]
         self.router.terminate()

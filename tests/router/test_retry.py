@@ -138,6 +138,9 @@ def test_joining(_):
             text = setup.said(name, "closed")[0]["closed"]
             check(all(word in text for word in words), f"refusal: {text}")
         check_equal([node["id"] for node in setup.workers()], ["a"], "nodes")
+        lines = [line for line in setup.log().splitlines() if "needs another --node-id" in line]
+        n_refused = setup.metric("baton_joins_refused_total")
+        check(lines and len(lines) <= n_refused, f"{len(lines)} lines of {n_refused} refusals: each is logged once")
         check_equal(setup.post("/v1/completions", BODY)[0], 200, "status")
 
 
