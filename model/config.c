@@ -724,8 +724,9 @@ enum status model_config_load(const char *dir, struct model_config *ret_config, 
     json_free(generation_root);
     json_free(config_root);
     if (status == STATUS_OK && (ret_config->n_mtp > 0 || ret_config->has_dspark)) {
-        log_info("model", "%s has speculative blocks (%s); they are not used", ret_config->name,
-                 ret_config->has_dspark ? "dspark" : "mtp");
+        /* who loads weights says what of them is left out; nobody else has use for it */
+        log_debug("model", "%s has speculative blocks (%s); they are not used", ret_config->name,
+                  ret_config->has_dspark ? "dspark" : "mtp");
     }
     return status;
 }

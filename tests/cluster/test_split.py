@@ -72,6 +72,12 @@ def same(found, wanted, what):
     check_equal(len(found), len(wanted), what)
 
 
+def check_notes(cluster, n_nodes):
+    """What the model has and is not used is said once by each node, and by nobody else."""
+    said = [line.split()[0] for line in cluster.log().splitlines() if "speculative" in line]
+    check(len(said) == len(set(said)) == n_nodes and "router" not in said, f"who said it: {said}")
+
+
 def test_split_is_whole(build):
     ids = prompts()
     with Cluster(build, engine="model", prefill=0, decode=1, extra=["router:--local-prefill=only"]) as cluster:
@@ -88,6 +94,7 @@ def test_split_is_whole(build):
             what = f"{prefill} prefill and {decode} decode nodes, chunks of {chunk}"
             same(ask_all(cluster, ids, 0, 6), greedy, what + ", greedy")
             same(ask_all(cluster, ids, 1.0, 3), sampled, what + ", sampled")
+            check_notes(cluster, prefill + decode)
             cluster.check_idle()
 
 
