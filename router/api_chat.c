@@ -228,6 +228,10 @@ static enum status read_messages(struct api_reader *r, const struct json *tools)
     const struct json *messages = api_read_field(r, "messages");
     char param[CHAT_PARAM_BYTES] = "messages";
     struct error err = {""};
+    if (json_kind_of(messages) == JSON_KIND_NULL) {
+        return api_read_refuse(r, API_CODE_INVALID_VALUE, "messages",
+                               "messages is missing: it must be an array of messages");
+    }
     if (json_kind_of(messages) != JSON_KIND_ARRAY) {
         return api_read_refuse(r, API_CODE_INVALID_VALUE, "messages",
                                "messages must be an array of messages, not %s",

@@ -55,8 +55,9 @@ static const struct refusal refusals[] = {
     {C, CHAT(",\"model\":\"tiny\\u0000x\""), "model_not_found", "model", "tiny"},
     {C, CHAT(",\"model\":7"), VALUE, "model", "7"},
     /* messages */
-    {C, "{}", VALUE, "messages", "array"},
-    {C, "{\"messages\":null}", VALUE, "messages", "array"},
+    {C, "{}", VALUE, "messages", "missing: it must be an array"},
+    {C, "{\"messages\":null}", VALUE, "messages", "missing: it must be an array"},
+    {C, "{\"messages\":5}", VALUE, "messages", "an array of messages, not 5"},
     {C, "{\"messages\":[]}", VALUE, "messages", "at least one"},
     {C, "{\"messages\":\"hi\"}", VALUE, "messages", "'hi'"},
     {C, "{\"messages\":[{\"role\":\"robot\",\"content\":\"\"}]}", VALUE, "messages.0.role", "role"},
