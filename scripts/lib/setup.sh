@@ -18,9 +18,11 @@ if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else 
 say() { printf '%s\n' "$*"; }
 die() { printf '%serror:%s %s\n' "$red" "$plain" "$*" >&2; exit 1; }
 
-# step NAME COMMAND...: runs it with its output in a log, shows progress, and the log's end if it fails.
+# step NAME COMMAND...: runs it with its output in a log, shows progress, and the log's end if it fails. Without a
+# terminal progress is a line every so many seconds.
+progress_s=${BATON_PROGRESS_S:-15}
 step() {
-    local name=$1 start=$SECONDS log pid status=0
+    local name=$1 start=$SECONDS log pid status=0 shown=0
     shift
     log=$log_dir/$(printf '%s' "$name" | tr -c 'A-Za-z0-9\n' '-').log
     printf '%s%-34s%s' "$bold" "$name" "$plain"
@@ -33,6 +35,15 @@ step() {
             sleep 0.5
         done
         printf '\r%*s\r%s%-34s%s' 110 '' "$bold" "$name" "$plain"
+    else
+        while kill -0 "$pid" 2>/dev/null; do
+            if [ $((SECONDS - start - shown)) -ge "$progress_s" ]; then
+                shown=$((SECONDS - start))
+                printf '\n    %4ds  %.90s' $shown "$(tail -c 300 "$log" | tr -d '\r' | tail -n 1)"
+            fi
+            sleep 0.2
+        done
+        [ $shown -eq 0 ] || printf '\n%-34s' "$name"
     fi
     wait "$pid" || status=$?
     if [ $status -ne 0 ]; then

@@ -99,8 +99,12 @@ def no_prefill_node_and_no_local(build):
         for stream in (False, True):
             check("503", send(c, 1, stream), "no_ready_node")
         need(time.monotonic() - start < 1 * kit.PATIENCE, "at once", time.monotonic() - start)
+        done = c.tool("status")
+        check(f"scripts/cluster status: {done.stdout}", (done.returncode, "not ready" in done.stdout), (1, True))
         c.supervisor({"do": "start", "name": "prefill-0"})
         wait_for("good again", lambda: send(c, 1, False) == "good", 8)
+        check("scripts/cluster status", c.tool("status").returncode, 0)
+    check("scripts/cluster status of none", c.tool("status").returncode, 3)
 
 
 def shm_files():
