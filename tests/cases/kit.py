@@ -7,7 +7,8 @@ Each file test_<group>.py holds the cases of one group. It is run as
 
 and prints TAP. A case is a function of one cluster; it runs through the split path (router, prefill, decode, local
 prefill switched off) and through a lone decode node, and after each the baseline must hold again. CASES_LAYOUTS=split
-runs one of the two; CASES_VERBOSE=1 shows the processes' logs of what failed in full.
+runs one of the two; CASES_VERBOSE=1 shows the processes' logs of what failed in full. CASES_LONG=1 takes the numbers of
+the reports where the default takes smaller ones, so that all of it fits into minutes on two cores.
 """
 import contextlib
 import json
@@ -44,6 +45,12 @@ def is_sanitized(program):
     """Whether it was built with AddressSanitizer, whose quarantine makes memory look used."""
     with open(program, "rb") as file:
         return b"__asan_init" in file.read()
+
+
+def has_fault_points(build):
+    """Whether it can be told to go wrong (meson -Dfault_points=true)."""
+    with open(os.path.join(build, "prefill", "baton-prefill"), "rb") as file:
+        return b"compute.chunk" in file.read()
 
 
 def environment():

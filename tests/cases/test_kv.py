@@ -25,16 +25,17 @@ def held(c):
 @slow("KV-02")
 def cancels_in_every_gap(c):
     rng = random.Random(50425)
-    for round_i in range(3):
-        wires = [Wire(c.address) for _ in range(100)]
+    n_rounds, n, seconds = (4, 300, 60) if kit.LONG else (3, 100, 1.5)
+    for round_i in range(n_rounds):
+        wires = [Wire(c.address) for _ in range(n)]
         for i, wire in enumerate(wires):
             wire.send(frame("POST", CHAT, {"messages": [{"role": "user", "content": f"{round_i} {i} " + "word " * 1900}],
                                            "max_tokens": 50, "stream": i % 2 == 0}))
         # each client leaves at a moment of its own; the last ones while much still waits
-        end = time.monotonic() + 1.5
+        end = time.monotonic() + seconds
         rng.shuffle(wires)
-        for wire in wires:
-            time.sleep(max(0.0, (end - time.monotonic()) / 50 * rng.random()))
+        for i, wire in enumerate(wires):
+            time.sleep(max(0.0, 2 * (end - time.monotonic()) / (n - i) * rng.random()))
             if rng.random() < 0.5:
                 wire.reset()
             else:
@@ -102,7 +103,7 @@ def twins_at_once(c):
     prompts = [prefix + [10 + i] for i in range(32)]
     alone = [c.good_completion(p, max_tokens=8, temperature=0)["choices"][0]["text"] for p in prompts]
     check("answers differ by the last id", len(set(alone)), 32)
-    for _ in range(5):
+    for _ in range(20 if kit.LONG else 5):
         gate = threading.Barrier(32)
 
         def one(i):
@@ -138,6 +139,36 @@ def prefill_refuses(build):
                         answer.error()
                     need(took < 1.5 * kit.PATIENCE, f"{what}: it took {took:.2f} s")
                 baseline.check()
+
+
+@suite.case("KV-07-half")
+def prefill_fails_half_way(build):
+    """Its engine fails in the midst of a prompt, of which half the pages are in decode's landing area already."""
+    if not kit.has_fault_points(build):
+        raise kit.Skip("this build has no fault points")
+    for local in ("auto", "never"):
+        for stream in (False, True):
+            with kit.Cluster(build, "split", local=local, extra=[
+                    "node:--chunk=256", "prefill:--sim-prefill-speed=20000",
+                    "prefill:--fault-point=compute.chunk=fail,after=4"]) as c:
+                parcels = c.decode().metric("baton_parcels_total")
+                start = time.monotonic()
+                answer = (c.chat_stream if stream else c.chat)("word " * 1900, max_tokens=4, ignore_eos=True)
+                took = time.monotonic() - start
+                need(c.decode().metric("baton_parcels_total") > parcels, "half of it had come")
+                need(took < 2 * kit.PATIENCE, f"it took {took:.2f} s")
+                if local == "never":
+                    need(isinstance(answer, kit.Answer), "an error", answer)
+                    need((answer.status, answer.error()["code"]) in ((503, "attempts_exhausted"), (503, "no_ready_node")),
+                         "a true reason", answer)
+                    check("tokens", c.decode().metric("baton_tokens_generated_total"), 0)
+                elif stream:
+                    answer.check()
+                else:
+                    check(f"decode computes it itself ({answer.body[:200]!r})", answer.status, 200)
+                if c.pids()["prefill-0"] is None:
+                    del c.processes["prefill-0"]  # an engine that failed is not trusted again: the node has ended
+                wait_for("all is free", lambda: not held(c), 3)
 
 
 @suite.case("KV-07-drain")

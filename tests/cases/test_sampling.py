@@ -33,8 +33,8 @@ def the_same_bits_under_load(c):
     alone = [drawn(c, **way) for way in WAYS]
     need(alone[0] != alone[1], "temperature does something")
     for way, wanted in zip(WAYS, alone):
-        for i in range(2):
-            check(f"{way} again", drawn(c, streamed=bool(i), **way), wanted)
+        for i in range(32 if kit.LONG else 2):
+            check(f"{way} again", drawn(c, streamed=bool(i % 2), **way), wanted)
     stop = threading.Event()
 
     def noise(i):
@@ -42,11 +42,11 @@ def the_same_bits_under_load(c):
             c.post(COMPLETIONS, {"prompt": f"noise {i} " * (3 + 2 * i), "max_tokens": 4, "temperature": 1, "ignore_eos": True,
                                  "seed": i})
 
-    threads = [threading.Thread(target=noise, args=(i,)) for i in range(2)]
+    threads = [threading.Thread(target=noise, args=(i,)) for i in range(15 if kit.LONG else 2)]
     for thread in threads:
         thread.start()
     try:
-        for i in range(2):
+        for i in range(64 if kit.LONG else 2):
             way = WAYS[i % 2]
             check(f"{way} under load", drawn(c, streamed=i > 0, **way), alone[i % 2])
     finally:
@@ -59,7 +59,7 @@ def the_same_bits_under_load(c):
     check("the same through the split path and on one node", alone, seen)
     fingerprint = c.good_completion(PROMPT, max_tokens=1)["system_fingerprint"]
     need(isinstance(fingerprint, str) and fingerprint, "system_fingerprint is set", fingerprint)
-    for seed in (-1, 2**63 - 1):
+    for seed in (-1, 0, 2**63 - 1):
         first = drawn(c, temperature=1, seed=seed)
         check(f"seed {seed} again", drawn(c, temperature=1, seed=seed), first)
         need(first != alone[1], "another seed, another draw", seed)

@@ -20,24 +20,26 @@ def first_token_s(c, i, n_words, **fields):
 
 @mixed("SCHED-02")
 def short_prompts_behind_a_long_one(c):
-    """12,000 tokens take 1.2 s to compute; 10 prompts of 20 tokens come behind it while 4 rows decode."""
+    """12,000 tokens take 1.2 s to compute; 10 prompts of 20 tokens come behind it while 4 rows decode. (The report's
+    numbers: 60,000, 20 and 8, then a steady flow of short ones with another long one.)"""
+    n_long, n_short, n_rows = (60000, 20, 8) if kit.LONG else (12000, 10, 4)
     alone = max(first_token_s(c, i, 20) for i in range(4))
-    rows = [None] * 4
+    rows = [None] * n_rows
 
     def decode_row(i):
-        rows[i] = c.good_stream(f"row {i}", max_tokens=400, ignore_eos=True)
+        rows[i] = c.good_stream(f"row {i}", max_tokens=2000 if kit.LONG else 400, ignore_eos=True)
 
-    threads = [threading.Thread(target=decode_row, args=(i,)) for i in range(4)]
+    threads = [threading.Thread(target=decode_row, args=(i,)) for i in range(n_rows)]
     for thread in threads:
         thread.start()
-    wait_for("four rows", lambda: c.decode().metric("baton_batch_rows") == 4)
+    wait_for("all rows", lambda: c.decode().metric("baton_batch_rows") == n_rows)
     long_s = []
-    long_one = threading.Thread(target=lambda: long_s.append(first_token_s(c, "long", 12000)))
+    long_one = threading.Thread(target=lambda: long_s.append(first_token_s(c, "long", n_long)))
     long_one.start()
     computing = c.prefill() if c.layout == "split" else c.decode()
     wait_for("the long one is computed", lambda: computing.metric("baton_requests_running") > (
-        0 if c.layout == "split" else 4))
-    short = sorted(kit.together([lambda i=i: first_token_s(c, i, 20) for i in range(10)]))
+        0 if c.layout == "split" else n_rows))
+    short = sorted(kit.together([lambda i=i: first_token_s(c, i, 20) for i in range(n_short)]))
     check("the long one is still computed: the short ones overtook it", long_s, [])
     long_one.join()
     for thread in threads:
@@ -45,11 +47,20 @@ def short_prompts_behind_a_long_one(c):
     # one chunk of 256 tokens is 26 ms; ten short ones share the device with one such chunk between them
     bound = 4 * alone + 0.6 * kit.PATIENCE
     need(short[-1] < bound, f"slowest short one {short[-1]:.2f} s, bound {bound:.2f} s (alone {alone:.2f} s)")
-    need(long_s[0] < 6 * kit.PATIENCE, "the long one ends", long_s)
+    need(long_s[0] < n_long / 2000 * kit.PATIENCE, "the long one ends", long_s)
     for stream in rows:
         gaps = sorted(b - a for a, b in zip(stream.times, stream.times[1:]))
         need(gaps[int(0.99 * len(gaps))] < 0.2 * kit.PATIENCE, "99th percentile of the gap between tokens",
              gaps[-5:])
+
+    if kit.LONG:  # one long one within a steady flow of short ones: a bounded number of them overtakes it
+        long_one = threading.Thread(target=lambda: long_s.append(first_token_s(c, "another", n_long)))
+        long_one.start()
+        flow = []
+        while long_one.is_alive():
+            flow.append(first_token_s(c, f"flow {len(flow)}", 20))
+        long_one.join()
+        need(max(flow) < bound and long_s[1] < 3 * long_s[0] + 1, "both make progress", max(flow), long_s)
 
 
 full = suite.cluster(extra=["decode:--max-sequences=4", "decode:--queue=8", "prefill:--max-sequences=4", "prefill:--queue=8",
@@ -58,7 +69,7 @@ full = suite.cluster(extra=["decode:--max-sequences=4", "decode:--queue=8", "pre
 
 @full("SCHED-03")
 def more_than_there_is_room_for(c):
-    n = 200
+    n, at_once = (500, 500) if kit.LONG else (200, 100)
     results = []
 
     def one(i, retries):
@@ -88,13 +99,13 @@ def more_than_there_is_room_for(c):
     for retries in (0, 2):
         results.clear()
         start = time.monotonic()
-        kit.together([lambda i=i: one(i, retries) for i in range(n)], 100)
+        kit.together([lambda i=i: one(i, retries) for i in range(n)], at_once)
         rates.append(sum(status == 200 for status, _ in results) / (time.monotonic() - start))
         good = [took for status, took in results if status == 200]
         refused = sorted(took for status, took in results if status != 200)
         need(len(good) >= 12, "those that had room were served", len(good))
         need(refused, "some were refused", len(results))
-        need(max(good) < 6 * kit.PATIENCE, f"the wait is bounded: {max(good):.2f} s")
+        need(max(good) < n / 30 * kit.PATIENCE, f"the wait is bounded: {max(good):.2f} s")
         need(refused[len(refused) // 2] < 1 * kit.PATIENCE, f"a refusal is quick: {refused[len(refused) // 2]:.2f} s")
         need(c.decode().metric("baton_requests_queued") <= 8, "the queue is bounded")
     need(rates[1] > 0.5 * rates[0], f"good answers a second under retries {rates[1]:.1f}, without {rates[0]:.1f}")

@@ -10,6 +10,7 @@ import time
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TINY = os.path.join(TOP, "models", "baton-tiny")
 CRLF = b"\r\n"
+LONG = bool(os.environ.get("CASES_LONG"))  # the numbers of the reports, where they take minutes
 PATIENCE = float(os.environ.get("CASES_PATIENCE", "1"))  # sanitizers and busy machines: every limit times this
 
 

@@ -4,7 +4,10 @@
 Says nothing about what the model writes: shapes, counts, ends and errors. Exit 0, 1, or 77 without the SDK.
 """
 import argparse
+import json
 import sys
+import threading
+import time
 
 try:
     import openai
@@ -15,6 +18,9 @@ except ImportError:
 TOOL = {"type": "function", "function": {
     "name": "add", "description": "adds two numbers",
     "parameters": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}}}}
+TWO = [{"type": "function", "function": {"name": name, "description": "knows it", "parameters": {
+    "type": "object", "properties": {"where": {"type": "string"}}, "required": ["where"]}}} for name in ("weather", "clock")]
+CALLS = [("weather", {"where": "Rome"}), ("weather", {"where": "Oslo"}), ("clock", {"where": "UTC"})]
 HI = [{"role": "user", "content": "Say hello."}]
 
 
@@ -138,12 +144,62 @@ def timeouts(client, model):
     chat(client, model)
 
 
+def three_calls(client, model):
+    """TOOL-04: parallel calls, two of them to one tool, whole and in deltas."""
+    shared = {"model": model, "messages": HI, "tools": TWO}
+    choice = client.chat.completions.create(**shared).choices[0]
+    found = [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls]
+    assert found == CALLS and choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+    assert len({c.id for c in choice.message.tool_calls}) == 3, choice
+    with client.chat.completions.stream(**shared) as stream:  # the SDK puts the deltas together by itself
+        choice = stream.get_final_completion().choices[0]
+    found = [(c.function.name, json.loads(c.function.arguments)) for c in choice.message.tool_calls]
+    assert found == CALLS and choice.finish_reason == "tool_calls", choice
+    assert len({c.id for c in choice.message.tool_calls}) == 3, choice
+
+
+def overload(url, model):
+    """SCHED-03: many more requests than there is room for, with the SDK's own retries on and off."""
+    served = []
+    for retries in (0, 2):
+        client, ends, start = openai.OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=60), [], time.monotonic()
+
+        def one(i, client=client, ends=ends):
+            try:
+                answer = client.chat.completions.create(model=model, messages=HI, max_tokens=20, stream=i % 2 == 0)
+                if i % 2 == 0:
+                    reasons = [c.choices[0].finish_reason for c in answer if c.choices and c.choices[0].finish_reason]
+                    assert len(reasons) == 1, reasons
+                ends.append("good")
+            except openai.RateLimitError as error:
+                assert error.code == "queue_full" and int(error.response.headers["retry-after"]) >= 1, error
+                ends.append("refused")
+
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(100)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        seconds = time.monotonic() - start
+        assert len(ends) == 100, "a request without an end that is allowed"
+        assert ends.count("good") >= 12 and seconds < 60, (ends.count("good"), seconds)
+        served.append(ends.count("good"))
+        print(f"max_retries {retries}: {ends.count('good')} of 100 served in {seconds:.1f} s, the others told when to come")
+    assert served[1] >= served[0], served
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, help="of the router, http://HOST:PORT")
+    parser.add_argument("--three-calls", action="store_true", help="the cluster answers with three calls")
+    parser.add_argument("--overload", action="store_true", help="the cluster has room for twelve requests")
     args = parser.parse_args()
     client = openai.OpenAI(base_url=args.url + "/v1", api_key="none", max_retries=0, timeout=60)
     model = models(client)
+    if args.overload or args.three_calls:
+        overload(args.url + "/v1", model) if args.overload else three_calls(client, model)
+        print(f"openai {openai.__version__}: {'overload' if args.overload else 'three calls'} passed")
+        return 0
     whole = chat(client, model)
     steps = {"stream": lambda: stream(client, model, whole), "completions": lambda: completions(client, model),
              "logprobs": lambda: chat_logprobs(client, model), "tools": lambda: tools(client, model),
