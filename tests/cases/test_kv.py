@@ -1,6 +1,11 @@
 """The KV cache on its way: cancels in every gap, pairs that do not fit, twins, prefill nodes that refuse."""
 import contextlib
+import json
+import os
 import random
+import shutil
+import struct
+import tempfile
 import threading
 import time
 
@@ -90,6 +95,32 @@ def red_when_nothing_else_serves(build):
             answer = c.chat("x", max_tokens=2)
             check("a request", (answer.status, answer.error()["code"]), (503, "no_ready_node"))
             need(time.monotonic() - start < 1 * kit.PATIENCE, "at once")
+
+
+@suite.case("KV-03-revision")
+def another_revision_of_the_model(build):
+    """One weight of one tensor differs: everything has the same shape, and the pair is refused all the same."""
+    patient = ["router:--lease=30s", "node:--lease=30s"]  # a sanitised build takes seconds for a chunk
+    with tempfile.TemporaryDirectory() as folder, kit.Cluster(
+            build, "split", engine="model", local="auto", extra=[*patient, "node:--max-context=2048", "node:--pages=32"]) as c:
+        model = os.path.join(folder, "baton-tiny")
+        shutil.copytree(kit.TINY, model)
+        shard = os.path.join(model, "model-00002-of-00002.safetensors")
+        with open(shard, "r+b") as file:
+            header_bytes, = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(header_bytes))
+            begin = min(t["data_offsets"][0] for name, t in header.items() if name != "__metadata__")
+            file.seek(8 + header_bytes + begin)
+            byte, = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 1]))
+        with Daemon(build, "prefill", "--engine=model", f"--model={model}", "--node-id=odd", "--lease=30s",
+                    "--max-context=2048", "--pages=32", f"--router=127.0.0.1:{c.join_port}") as odd:
+            odd.says("fingerprint", 20)
+            decode = next(w for w in c.workers() if w["role"] == "decode")
+            need(all(p["state"] != "ready" for p in decode["pairs"] if p["prefill"] == "odd"), "never ready", decode)
+            need(decode["fingerprint"][:8] in odd.said(), "both values are named", odd.said()[-1500:])
+            wait_for("by decode too", lambda: "fingerprint" in c.log(), 10)
 
 
 # ------------------------------------------------------------------------------------------------ KV-06

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,7 +43,7 @@ def script(build):
     return entries + [{"ids": tokenizer.ids(LOOP)[0], "loop": True}]
 
 
-case = suite.cluster(script=script)
+case = suite.cluster(script=script, extra=["node:--max-sequences=48", "node:--pages=1024"] if kit.LONG else [])
 
 
 def prompt(key):
@@ -165,6 +166,20 @@ def gaps(stream):
     return sorted(b - a for a, b in zip(times, times[1:]))
 
 
+@contextlib.contextmanager
+def curls(c, n, *options, **fields):
+    """So many curls that stream the loop and throw it away."""
+    body = {"messages": [{"role": "user", "content": prompt("loop")}], "stream": True, **fields}
+    children = [subprocess.Popen(["curl", "-sN", "-o", "/dev/null", *options, "-H", "Content-Type: application/json", "-d",
+                                  json.dumps(body), f"http://{c.address[0]}:{c.address[1]}{CHAT}"]) for _ in range(n)]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 def slow_readers(c, seconds):
     # twenty alternatives with each token make some 2 KB an event: the kernel's buffers are soon full
     fat = {"max_tokens": 30000, "logprobs": True, "top_logprobs": 20}
@@ -172,7 +187,14 @@ def slow_readers(c, seconds):
     before = c.router.metric("baton_http_slow_readers_dropped_total")
     alone = c.good_stream(prompt("loop"), max_tokens=400)
     stopped = [stopped_reader(c, **fat) for _ in range(4)]
+    has_curl = shutil.which("curl") is not None
     with contextlib.ExitStack() as stack:
+        if has_curl:  # readers of 50 bytes a second, and ones that are stopped; what they do not read lies in the kernel
+            dripping = stack.enter_context(curls(c, 20 if kit.LONG else 3, "--limit-rate", "50", max_tokens=4000))
+            halted = stack.enter_context(curls(c, 5 if kit.LONG else 1, max_tokens=4000))
+            wait_for("they stream", lambda: c.router.metric("baton_http_live_streams") == 4 + len(dripping) + len(halted))
+            for child in halted:
+                child.send_signal(signal.SIGSTOP)
         for wire in stopped:
             stack.callback(wire.close)
 
@@ -194,6 +216,13 @@ def slow_readers(c, seconds):
             need(worst < bound, f"gap between tokens {worst:.3f} s, alone it was under {bound:.3f} s")
         grown = c.router.rss_bytes() - router_rss
         need(grown < (96 << 20), f"the router has grown by {grown >> 20} MiB")
+        if has_curl:
+            check("curls that ended or were cut", [child.poll() for child in dripping + halted],
+                  [None] * (len(dripping) + len(halted)))
+            if kit.LONG:
+                time.sleep(300)
+                check("after five minutes", [child.poll() for child in dripping + halted],
+                      [None] * (len(dripping) + len(halted)))
         if seconds:
             def dropped():
                 return c.router.metric("baton_http_slow_readers_dropped_total") - before

@@ -1,6 +1,7 @@
 """Tool calls and reasoning: what is rendered, and what comes back."""
 import json
 import os
+import re
 import sys
 
 import kit
@@ -49,6 +50,7 @@ CLOCK = {"type": "function", "function": {"name": "clock", "description": "The t
     "type": "object", "properties": {"zone": {"type": "string"}}}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 NAMED = {"type": "function", "function": {"name": "clock"}}
 
 
@@ -239,6 +241,37 @@ def histories_and_switches(c):
     for wrong in ({"reasoning_effort": "huge"}, {"reasoning_effort": 5}, {"thinking": {"type": "maybe"}}, {"thinking": 1},
                   {"chat_template_kwargs": {"thinking": "yes"}}, {"chat_template_kwargs": []}):
         c.refused(CHAT, {"messages": messages, **wrong}, 400, "invalid_value")
+
+
+@suite.case("TOOL-05-option")
+def what_a_request_does_not_say(build):
+    """--reasoning-effort and --thinking of the router are what a request says that does not say otherwise."""
+    messages = [user("plain")]
+
+    def tokens_of(*options):
+        """{what the request says: its prompt}, by a router with these options; it needs no nodes for that."""
+        with kit.Daemon(build, "router", f"--model={kit.TINY}", "--http-port=0", "--grpc-port=0", *options) as router:
+            port = int(re.search(r"HTTP on \S+:(\d+),", router.says("HTTP on", 10))[1])
+
+            def ask(**fields):
+                answer = kit.ask(("127.0.0.1", port), "POST", "/tokenize", {"messages": messages, **fields})
+                check(f"/tokenize ({answer.body[:200]!r})", answer.status, 200)
+                return answer.json()["tokens"]
+
+            return {said: ask(**({"reasoning_effort": said} if said else {})) for said in (None, *EFFORTS)}
+
+    plain = tokens_of()
+    check("the default is high", plain[None], plain["high"])
+    need(len({tuple(plain[effort]) for effort in ("none", "high", "max")}) == 3, "efforts differ", plain)
+    for effort in EFFORTS:
+        found = tokens_of(f"--reasoning-effort={effort}")
+        check(f"--reasoning-effort={effort}", found[None], plain[effort])
+        if effort in ("none", "max"):
+            check("a request that says is not changed", {k: v for k, v in found.items() if k}, {k: v for k, v in plain.items() if k})
+    check("--no-thinking", tokens_of("--no-thinking")[None], plain["none"])
+    with kit.Daemon(build, "router", f"--model={kit.TINY}", "--reasoning-effort=huge") as router:
+        code = router.ends(5)
+        need(code > 0 and "minimal" in router.said(), f"what is right is said, exit {code}", router.said())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/mem.h"
 
@@ -108,6 +109,73 @@ static void content_tcp(void **state)
 static void content_default(void **state)
 {
     content_over(NULL, true, "sysv/");
+}
+
+/* ---- far away ---- */
+
+/*
+ * NUM-02: pages of a source far beyond 2 and 4 GiB, on both sides of each bound: a product of index
+ * and page in 32 bits would take other bytes. The memory is sparse: only these pages exist, and all
+ * hold something else.
+ */
+static void far_over(const char *tls)
+{
+    static const uint64_t indexes[] = {1, 2065, 2066, 2383, 2384, 4766, 4767, 20000};
+    enum { N = sizeof(indexes) / sizeof(indexes[0]) };
+    const size_t bytes = 20001 * (size_t)PAGE;
+    struct side side;
+    struct pair pair;
+    struct watched watched;
+    struct error err = {""};
+    struct region *source;
+    struct put_run runs[N];
+    struct noted noted = {0};
+    struct transport_options options = {.tls = tls};
+    uint8_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    side_open(&side, &options);
+    pair_start(&pair, tls, LANDING);
+    watched_connect(&watched, &side, &pair);
+    assert_int_equal(
+        region_register_source(side.transport, memory, bytes, REGION_HOST, &source, &err),
+        STATUS_OK);
+    assert_int_equal(region_bytes(source), bytes);
+    for (uint32_t i = 0; i < N; i++) {
+        put_pattern_fill(memory + indexes[i] * PAGE, PAGE, 100 + i);
+        runs[i] =
+            (struct put_run){indexes[i] * PAGE, REGION_ID, (N - 1 - i) * (uint64_t)PAGE, PAGE};
+    }
+    assert_int_equal(put_submit(watched.peer, source, runs, N, noted_done, &noted, NULL, &err),
+                     STATUS_OK);
+    assert_true(side_wait(&side, &noted.done, 20000));
+    assert_int_equal(noted.result.status, STATUS_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        assert_true(pair_check(&pair, (N - 1 - i) * (uint64_t)PAGE, PAGE, 100 + i));
+    }
+    /* one byte beyond the end is refused, and so is what would wrap around */
+    const uint64_t outside[][2] = {{bytes - PAGE + 1, PAGE},
+                                   {bytes, 1},
+                                   {UINT64_MAX - 7, 16},
+                                   {(1ull << 32) * PAGE, PAGE},
+                                   {4, UINT64_MAX - 3}};
+    for (size_t i = 0; i < sizeof(outside) / sizeof(outside[0]); i++) {
+        runs[0] = (struct put_run){outside[i][0], REGION_ID, 0, outside[i][1]};
+        assert_int_equal(put_submit(watched.peer, source, runs, 1, noted_done, &noted, NULL, &err),
+                         STATUS_INVALID);
+    }
+    watched_close(&watched, &side);
+    region_free(source);
+    pair_end(&pair);
+    side_close(&side);
+    munmap(memory, bytes);
+}
+
+static void far_pages(void **state)
+{
+    far_over("posix");
+    far_over("tcp");
+    far_over(NULL);
 }
 
 /* ---- merging, cutting, bounds ---- */
@@ -353,6 +421,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(content_cma),
         cmocka_unit_test(content_tcp),
         cmocka_unit_test(content_default),
+        cmocka_unit_test(far_pages),
         cmocka_unit_test(merges_and_cuts),
         cmocka_unit_test(bounds),
         cmocka_unit_test(foreign_bytes),
