@@ -9,7 +9,7 @@ suite = kit.Suite()
 CHAT = "/v1/chat/completions"
 
 mixed = suite.cluster(extra=["node:--sim-prefill-speed=10000", "node:--chunk=256", "decode:--max-sequences=32",
-                             "prefill:--max-sequences=32", "node:--sim-step=5"])
+                             "prefill:--max-sequences=32", "node:--sim-step=5", f"node:--pages={1024 if kit.LONG else 256}"])
 
 
 def first_token_s(c, i, n_words, **fields):
