@@ -1,6 +1,5 @@
 """The key guards every route, in every spelling; inner ports are not open to the world."""
 import json
-import os
 import re
 import subprocess
 import time
@@ -112,18 +111,13 @@ def a_node_without_the_token(build):
     with kit.Cluster(build, "lone", extra=[f"router:--cluster-token={TOKEN}", f"node:--cluster-token={TOKEN}"]) as c:
         join_port = c.join_port
         for token in (None, "wrong", "", TOKEN + "x"):
-            argv = [os.path.join(build, "decode", "baton-decode"), "--engine", "sim", "--sim-page-bytes", "8192",
-                    "--sim-tail-bytes", "16384", "--node-id", "stranger", "--router", f"127.0.0.1:{join_port}"]
-            argv += ["--cluster-token", token] if token is not None else []
-            child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kit.environment(), text=True)
-            try:
-                time.sleep(1.0)
+            options = [f"--cluster-token={token}"] if token is not None else []
+            with kit.Daemon(build, "decode", "--node-id=stranger", f"--router=127.0.0.1:{join_port}", *options) as node:
+                kit.wait_for(f"it is told why, with the token {token!r}", lambda n=node: re.search(
+                    "token|unauthenticated|is empty", n.said(), re.I), 5)
+                time.sleep(0.3)
                 need("stranger" not in {w["id"] for w in c.workers()}, f"it joined with the token {token!r}")
-            finally:
-                child.kill()
-                said = child.communicate()[0]
-            need("token" in said.lower() or "unauthenticated" in said.lower() or token == "", "it is told why", said)
-            need(TOKEN not in said, "the token is not given away", said)
+                need(TOKEN not in node.said(), "the token is not given away", node.said())
         check("the cluster goes on", c.chat("x", max_tokens=2).status, 200)
 
 
