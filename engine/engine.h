@@ -37,6 +37,7 @@ enum { ENGINE_FINGERPRINT_BYTES = 16, ENGINE_MAX_LOGPROBS = 20 };
 struct engine_options {
     const char *kind;       /* "model" or "sim" */
     const char *model_dir;  /* checkpoint folder; for "sim" NULL */
+    const char *weights;    /* NULL: the checkpoint's; "synthetic:SEED": random ones of its shape */
     const char *device;     /* "cpu", "cpu:N"; "cuda:0,1" where built */
     bool exact;             /* turn the quantisers' simulation off (f32 cache entries) */
     uint32_t n_threads;     /* of the CPU backend; 0 = one per core */

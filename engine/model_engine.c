@@ -153,7 +153,7 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_threads = options->n_threads,
                                 .device_i = choice.device_i};
     uint8_t identity[16];
-    status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir,
+    status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir, options->weights,
                         options->exact, &limits, tick, engine, identity, err);
     if (status) {
         goto free_model;

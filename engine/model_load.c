@@ -7,9 +7,12 @@
  */
 #include "engine/model_load.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "model/weights.h"
 
@@ -345,11 +348,38 @@ static enum status load_part(struct forward *f, const struct model_config *confi
     return status;
 }
 
+static enum status open_source(const char *dir, const char *source,
+                               const struct model_config *config, struct weights **ret_weights,
+                               struct error *err)
+{
+    static const char prefix[] = "synthetic:";
+    if (!source) {
+        return weights_open(dir, config, ret_weights, err);
+    }
+    const char *digits = source + sizeof(prefix) - 1;
+    char *end = NULL;
+    if (strncmp(source, prefix, sizeof(prefix) - 1) != 0 || *digits < '0' || *digits > '9') {
+        return error_set(err, STATUS_INVALID,
+                         "weights '%s': they are those of the checkpoint, or synthetic:SEED with a "
+                         "number",
+                         source);
+    }
+    errno = 0;
+    unsigned long long seed = strtoull(digits, &end, 10);
+    if (*end != '\0' || errno) {
+        return error_set(err, STATUS_INVALID, "weights '%s': the seed is no number below 2^64",
+                         source);
+    }
+    log_warn("engine", "synthetic weights of seed %llu: the model's shape without its knowledge",
+             seed);
+    return weights_open_synthetic(seed, config, ret_weights, err);
+}
+
 enum status model_load(struct forward *f, const struct registry_choice *choice,
                        const struct model_config *config, const struct layout *layout,
-                       const char *dir, bool exact, const struct ops_limits *limits,
-                       void (*tick)(void *cookie), void *cookie, uint8_t ret_identity[16],
-                       struct error *err)
+                       const char *dir, const char *source, bool exact,
+                       const struct ops_limits *limits, void (*tick)(void *cookie), void *cookie,
+                       uint8_t ret_identity[16], struct error *err)
 {
     f->ops = choice->ops;
     f->n_ranks = choice->n_devices;
@@ -357,7 +387,7 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
     f->max_rows = limits->n_rows;
     f->vocab = config->vocab_size;
     struct weights *weights = NULL;
-    enum status status = weights_open(dir, config, &weights, err);
+    enum status status = open_source(dir, source, config, &weights, err);
     if (status) {
         return status;
     }

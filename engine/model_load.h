@@ -11,14 +11,15 @@
 #include "kernels/registry.h"
 #include "model/config.h"
 
-/* Opens the group's devices and loads every layer. `tick` is called after each. On error what was
- * opened is closed. Errors: those of model/weights.h; INVALID (the group can't share this model,
- * with the number that does not divide); EXHAUSTED. Blocking. */
+/* weights: NULL for those in `dir`, or "synthetic:SEED". Opens the group's devices and loads every
+ * layer. `tick` is called after each. On error what was opened is closed. Errors: those of
+ * model/weights.h; INVALID (no such weights; the group can't share this model, with the number that
+ * does not divide); EXHAUSTED. Blocking. */
 must_check enum status model_load(struct forward *f, const struct registry_choice *choice,
                                   const struct model_config *config, const struct layout *layout,
-                                  const char *dir, bool exact, const struct ops_limits *limits,
-                                  void (*tick)(void *cookie), void *cookie,
-                                  uint8_t ret_identity[16], struct error *err);
+                                  const char *dir, const char *weights, bool exact,
+                                  const struct ops_limits *limits, void (*tick)(void *cookie),
+                                  void *cookie, uint8_t ret_identity[16], struct error *err);
 /* Closes the devices. */
 void model_unload(struct forward *f);
 

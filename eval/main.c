@@ -27,7 +27,7 @@
 enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
 
 struct options {
-    char *model, *device;
+    char *model, *weights, *device;
     bool exact, ignore_eos;
     int64_t chunk, threads, context, n, batch;
     struct opt_list operands;
@@ -46,6 +46,12 @@ static const struct opt_spec specs[] = {
      .help = "Folder of the checkpoint.",
      .offset = FIELD(model),
      .required = true},
+    {.kind = OPT_STRING,
+     .name = "weights",
+     .value = "synthetic:SEED",
+     .help = "Random weights of the model's shape in place of the checkpoint's: only its "
+             "config.json is read.",
+     .offset = FIELD(weights)},
     {.kind = OPT_STRING,
      .name = "device",
      .initial = "cpu",
@@ -485,6 +491,7 @@ int main(int argc, char **argv)
     uint32_t n_rows = strcmp(command, "bits") == 0 ? (uint32_t)o->batch : 1;
     struct engine_options options = {.kind = "model",
                                      .model_dir = o->model,
+                                     .weights = o->weights,
                                      .device = o->device,
                                      .exact = o->exact,
                                      .n_threads = (uint32_t)o->threads,

@@ -73,12 +73,24 @@ static const char *shard_of(const struct walk *walk, const struct safetensors_te
     return safetensors_shard_name(walk_st(walk), tensor->shard_i);
 }
 
+/* What synthetic weights have in a tensor's place. */
+struct made_up {
+    enum safetensors_dtype dtype;
+    uint32_t n_dims;
+    const uint64_t *dims;
+    uint64_t n_inputs;
+};
+
 /* The tensor prefix + name + suffix, which counts as asked for; NULL if there is none. */
 static const struct safetensors_tensor *walk_find(struct walk *walk, const char *name,
-                                                  const char *suffix)
+                                                  const char *suffix, struct made_up made_up)
 {
     char full[160];
     snprintf(full, sizeof(full), "%s%s%s", walk->prefix, name, suffix);
+    if (walk->weights->file->synthetic) {
+        return synthetic_tensor(walk->weights->file->synthetic, full, made_up.dtype, made_up.n_dims,
+                                made_up.dims, made_up.n_inputs);
+    }
     const struct safetensors_tensor *tensor = safetensors_find(walk_st(walk), full);
     if (tensor) {
         size_t i = (size_t)(tensor - safetensors_at(walk_st(walk), 0));
@@ -144,7 +156,8 @@ static enum status wrong_dtype(const struct walk *walk, const struct safetensors
 static enum status want_floats(struct walk *walk, const char *name, uint32_t n_dims,
                                const uint64_t *dims, const float **slot)
 {
-    const struct safetensors_tensor *tensor = walk_find(walk, name, "");
+    const struct safetensors_tensor *tensor = walk_find(
+        walk, name, "", (struct made_up){SAFETENSORS_F32, n_dims, dims, dims[n_dims - 1]});
     if (!tensor) {
         return walk_missing(walk, name, "");
     }
@@ -175,7 +188,8 @@ static enum status want_table(struct walk *walk, const char *name, uint64_t rows
 /* One fp32 factor of NVFP4, read at once: it is part of the slot and not data behind a pointer. */
 static enum status want_factor(struct walk *walk, const char *name, const char *suffix, float *ret)
 {
-    const struct safetensors_tensor *tensor = walk_find(walk, name, suffix);
+    const struct safetensors_tensor *tensor =
+        walk_find(walk, name, suffix, (struct made_up){SAFETENSORS_F32});
     float value;
     if (!tensor) {
         return walk_missing(walk, name, suffix);
@@ -202,15 +216,18 @@ static enum status want_factor(struct walk *walk, const char *name, const char *
 static enum status want_scale(struct walk *walk, const char *name, const char *suffix,
                               uint32_t block_rows, uint32_t block_cols, struct weight *weight)
 {
-    const struct safetensors_tensor *tensor = walk_find(walk, name, suffix);
-    if (!tensor) {
-        return walk_missing(walk, name, suffix);
-    }
     weight->block_rows = block_rows;
     weight->block_cols = block_cols;
     weight->scale_rows = (weight->rows + block_rows - 1) / block_rows;
     weight->scale_cols = (weight->cols + block_cols - 1) / block_cols;
     const uint64_t dims[] = {weight->scale_rows, weight->scale_cols};
+    /* e2m1 numbers at random are four times as large as e4m3's. */
+    uint64_t n_inputs = (uint64_t)weight->cols * (weight->format == WEIGHT_MXFP4 ? 16 : 1);
+    const struct safetensors_tensor *tensor =
+        walk_find(walk, name, suffix, (struct made_up){SAFETENSORS_F8_E8M0, 2, dims, n_inputs});
+    if (!tensor) {
+        return walk_missing(walk, name, suffix);
+    }
     enum status status = check_shape(walk, tensor, 2, dims);
     if (status != STATUS_OK) {
         return status;
@@ -277,7 +294,14 @@ static enum status want_scales(struct walk *walk, const char *name, struct weigh
 static enum status want_matrix(struct walk *walk, const char *name, unsigned allow, uint64_t rows,
                                uint64_t cols, struct weight *weight)
 {
-    const struct safetensors_tensor *tensor = walk_find(walk, name, ".weight");
+    bool fp4_fits = allow & ALLOW_FP4 && cols % MXFP4_BLOCK == 0;
+    const uint64_t made_up_dims[] = {rows, fp4_fits ? cols / 2 : cols};
+    const struct safetensors_tensor *tensor =
+        walk_find(walk, name, ".weight",
+                  (struct made_up){fp4_fits            ? SAFETENSORS_I8
+                                   : allow & ALLOW_FP8 ? SAFETENSORS_F8_E4M3
+                                                       : SAFETENSORS_BF16,
+                                   2, made_up_dims, cols});
     if (!tensor) {
         return walk_missing(walk, name, ".weight");
     }
@@ -389,8 +413,9 @@ static enum status walk_router(struct walk *walk, uint32_t i, struct weights_lay
     if (!c->layers[i].is_hash_routed) {
         return want_vector(walk, ".bias", c->n_experts, &slots->gate_bias);
     }
-    const struct safetensors_tensor *tensor = walk_find(walk, ".tid2eid", "");
     const uint64_t dims[] = {c->vocab_size, c->n_experts_used};
+    const struct safetensors_tensor *tensor =
+        walk_find(walk, ".tid2eid", "", (struct made_up){SAFETENSORS_I64, 2, dims, 0});
     if (!tensor) {
         return walk_missing(walk, ".tid2eid", "");
     }
@@ -482,17 +507,14 @@ static enum status walk_all(struct walk *walk)
     for (uint32_t i = 0; i < walk->config->n_layers; i++) {
         WANT(walk_layer(walk, i));
     }
-    return walk_leftover(walk);
+    return walk->weights->file->synthetic ? STATUS_OK : walk_leftover(walk);
 }
 
-enum status weights_open(const char *dir, const struct model_config *config,
-                         struct weights **ret_weights, struct error *err)
+/* Takes st, or synthetic. */
+static enum status open_weights(struct safetensors *st, struct synthetic *synthetic,
+                                const struct model_config *config, struct weights **ret_weights,
+                                struct error *err)
 {
-    struct safetensors *st;
-    enum status status = safetensors_open(dir, &st, err);
-    if (status != STATUS_OK) {
-        return status;
-    }
     struct weights *weights = mem_zalloc(sizeof(*weights));
     struct weights_file *file = mem_zalloc(sizeof(*file));
     weights->file = file;
@@ -500,6 +522,7 @@ enum status weights_open(const char *dir, const struct model_config *config,
     weights->n_experts = config->n_experts;
     weights->layers = mem_array(config->n_layers, sizeof(*weights->layers));
     file->st = st;
+    file->synthetic = synthetic;
     file->config = *config;
     file->n_groups = config->n_layers + 1;
     file->groups = mem_array(file->n_groups, sizeof(*file->groups));
@@ -507,12 +530,14 @@ enum status weights_open(const char *dir, const struct model_config *config,
     struct walk walk = {
         .weights = weights,
         .config = &file->config,
-        .used = mem_array(safetensors_n(st) + 1, 1),
+        .used = mem_array(st ? safetensors_n(st) + 1 : 1, 1),
         .err = err,
     };
-    status = walk_all(&walk);
+    enum status status = walk_all(&walk);
     mem_free(walk.used);
-    if (status == STATUS_OK) {
+    if (synthetic) {
+        synthetic_identity(synthetic, weights->identity);
+    } else if (status == STATUS_OK) {
         status = weights_identity(file, weights->identity, err);
     }
     if (status != STATUS_OK) {
@@ -524,6 +549,20 @@ enum status weights_open(const char *dir, const struct model_config *config,
     }
     *ret_weights = weights;
     return STATUS_OK;
+}
+
+enum status weights_open(const char *dir, const struct model_config *config,
+                         struct weights **ret_weights, struct error *err)
+{
+    struct safetensors *st;
+    enum status status = safetensors_open(dir, &st, err);
+    return status ? status : open_weights(st, NULL, config, ret_weights, err);
+}
+
+enum status weights_open_synthetic(uint64_t seed, const struct model_config *config,
+                                   struct weights **ret_weights, struct error *err)
+{
+    return open_weights(NULL, synthetic_create(seed, config), config, ret_weights, err);
 }
 
 void weights_close(struct weights *weights)
@@ -540,6 +579,7 @@ void weights_close(struct weights *weights)
     }
     mem_free(weights->file->groups);
     safetensors_close(weights->file->st);
+    synthetic_free(weights->file->synthetic);
     mem_free(weights->file);
     mem_free(weights->layers);
     mem_free(weights);

@@ -103,7 +103,8 @@ struct weights {
     struct weights_hc hc_head;    /* fn [4, 4 D], base [4], scale [1] */
     struct weights_layer *layers; /* n_layers */
 
-    uint8_t identity[16];      /* of config, names, dtypes, shapes, and 4 KiB of every tensor */
+    uint8_t identity[16];      /* of config, names, dtypes, shapes, and 4 KiB of every tensor; or
+                                 of config and seed */
     uint64_t total_bytes;      /* host memory of everything loaded */
     uint64_t loaded_bytes;     /* of what is loaded now */
     uint32_t n_skipped;        /* tensors of speculative blocks, which are not loaded */
@@ -121,6 +122,13 @@ typedef bool (*weights_progress_fn)(void *cookie, uint64_t done_bytes, uint64_t 
  */
 enum status must_check weights_open(const char *dir, const struct model_config *config,
                                     struct weights **ret_weights, struct error *err);
+
+/*
+ * The same slots without a checkpoint: random values from seed (model/synthetic.h), matrices in the
+ * official formats: FP8, experts MXFP4 where their width allows it, BF16 where those are not.
+ */
+enum status must_check weights_open_synthetic(uint64_t seed, const struct model_config *config,
+                                              struct weights **ret_weights, struct error *err);
 
 /*
  * Loads everything that is not loaded yet. progress may be NULL. Errors: EXHAUSTED (says how many

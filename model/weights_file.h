@@ -6,6 +6,7 @@
 
 #include "model/config.h"
 #include "model/safetensors.h"
+#include "model/synthetic.h"
 #include "model/weights.h"
 
 /*
@@ -37,6 +38,7 @@ struct weights_group {
 
 struct weights_file {
     struct safetensors *st;
+    struct synthetic *synthetic; /* in place of files, or NULL */
     struct model_config config;
     struct weights_group *groups; /* one a layer, then that of the globals */
     uint32_t n_groups;

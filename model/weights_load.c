@@ -3,6 +3,8 @@
  * while they are looked at once: a byte that is not a number anywhere in the weights would
  * otherwise surface as NaN logits much later, in some requests and not in others.
  *
+ * Synthetic weights come the same way, without files behind them.
+ *
  * Memory is private and anonymous. Nothing is mapped from the files, so a file that is replaced or
  * cut under a running server changes nothing.
  */
@@ -134,6 +136,17 @@ static enum status check_piece(const struct weights_file *file,
         (unsigned long long)(offset / width + bad), safetensors_dtype_name(tensor->dtype));
 }
 
+static enum status read_piece(const struct weights_file *file,
+                              const struct safetensors_tensor *tensor, uint64_t offset,
+                              size_t bytes, void *data, struct error *err)
+{
+    if (file->synthetic) {
+        synthetic_read(tensor, offset, bytes, data);
+        return STATUS_OK;
+    }
+    return safetensors_read(file->st, tensor, offset, bytes, data, err);
+}
+
 /* Reads the tensor to data piece by piece, checking on the way. */
 static enum status load_bytes(const struct weights_file *file,
                               const struct safetensors_tensor *tensor, uint8_t *data,
@@ -141,7 +154,7 @@ static enum status load_bytes(const struct weights_file *file,
 {
     for (uint64_t at = 0; at < tensor->bytes;) {
         size_t bytes = tensor->bytes - at < PIECE_BYTES ? tensor->bytes - at : PIECE_BYTES;
-        enum status status = safetensors_read(file->st, tensor, at, bytes, data + at, err);
+        enum status status = read_piece(file, tensor, at, bytes, data + at, err);
         if (status == STATUS_OK) {
             status = check_piece(file, tensor, at, data + at, bytes, err);
         }
@@ -214,7 +227,7 @@ static enum status load_expert_ids(const struct weights_file *file,
         uint64_t left = file->config.vocab_size - row;
         size_t n_rows = left < 64 ? left : 64;
         size_t bytes = n_rows * used * 8;
-        enum status status = safetensors_read(file->st, tensor, row * used * 8, bytes, ids, err);
+        enum status status = read_piece(file, tensor, row * used * 8, bytes, ids, err);
         for (size_t i = 0; status == STATUS_OK && i < n_rows; i++) {
             status = check_expert_row(file, tensor, row + i, ids + i * used * 8,
                                       to + (row + i) * used, err);
@@ -251,7 +264,9 @@ static enum status load_group(struct weights *weights, struct weights_group *gro
                          group->bytes, (unsigned long long)weights->loaded_bytes,
                          (unsigned long long)weights->total_bytes);
     }
-    qsort(group->tasks, group->n_tasks, sizeof(*group->tasks), by_place_in_file);
+    if (!file->synthetic) {
+        qsort(group->tasks, group->n_tasks, sizeof(*group->tasks), by_place_in_file);
+    }
     for (size_t i = 0; i < group->n_tasks; i++) {
         const struct weights_task *task = &group->tasks[i];
         uint8_t *data = slab + task->offset;

@@ -10,6 +10,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
     *ret_options = (struct engine_options){
         .kind = node_engine_names[options->engine],
         .model_dir = options->model,
+        .weights = options->weights,
         .device = options->device,
         .exact = options->exact,
         .n_threads = (uint32_t)options->threads,

@@ -22,7 +22,7 @@ struct node_options {
     char *cluster_token, *tls_cert, *tls_key, *tls_ca;
     /* engine */
     int engine;
-    char *model, *device;
+    char *model, *weights, *device;
     bool exact;
     int64_t threads, max_sequences, pages, max_context_tokens, chunk_tokens;
     double sim_prefill_tokens_per_s, sim_step_ms;
@@ -87,6 +87,9 @@ void node_engine_options(const struct node_options *options, struct engine_optio
             "model: a checkpoint; sim: no arithmetic, full-size pages with checked contents."),    \
         NODE_OPTION(T, M, OPT_STRING, model, "model", "DIR", NULL, 0, 0,                           \
                     "Checkpoint folder (config.json, *.safetensors)."),                            \
+        NODE_OPTION(T, M, OPT_STRING, weights, "weights", "synthetic:SEED", NULL, 0, 0,            \
+                    "Random weights of the model's shape in place of the checkpoint's, to time a " \
+                    "model that isn't here: only its config.json is read."),                       \
         NODE_OPTION(T, M, OPT_STRING, device, "device", "DEVICE", "cpu", 0, 0,                     \
                     "cpu, or cpu:N for a tensor-parallel group of N simulated devices."),          \
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
