@@ -226,9 +226,11 @@ def slow_readers(c, seconds):
         if seconds:
             def dropped():
                 return c.router.metric("baton_http_slow_readers_dropped_total") - before
+            # At 50 bytes a second a TCP window opens once in many minutes: to us that reader takes nothing either.
+            n_most = 4 + (len(dripping) + len(halted) if has_curl else 0)
             with contextlib.suppress(kit.Wrong):
-                wait_for("", lambda: dropped() == 4, seconds, every=0.5)
-            check("stopped readers that were dropped", dropped(), 4)
+                wait_for("", lambda: dropped() == n_most, seconds, every=0.5)
+            need(4 <= dropped() <= n_most, f"{dropped()} of {n_most} that read nothing were dropped")
             wait_for("their rows are gone", lambda: c.decode().metric("baton_batch_rows") == 0, 2)
 
 
