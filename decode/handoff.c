@@ -881,3 +881,8 @@ void handoff_stats(const struct handoff *handoff, struct handoff_stats *ret_stat
         ret_stats->n_cancelling++;
     }
 }
+
+uint64_t handoff_transfer_id(const struct transfer *transfer)
+{
+    return transfer->id;
+}

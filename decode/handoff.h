@@ -106,6 +106,9 @@ void handoff_slots_freed(struct handoff *handoff);
 /* Looks at the deadlines; the owner calls it every 50 ms or so. */
 void handoff_tick(struct handoff *handoff);
 
+/* The owner of its landing slots. */
+uint64_t handoff_transfer_id(const struct transfer *transfer);
+
 void handoff_stats(const struct handoff *handoff, struct handoff_stats *ret_stats);
 
 #endif

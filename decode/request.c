@@ -18,8 +18,8 @@
 #include "base/mem.h"
 #include "decode/request_internal.h"
 
-static const char *const state_names[] = {"receiving", "queued",  "transfer", "opening",
-                                          "local",     "running", "ended"};
+const char *const request_state_names[] = {"receiving", "queued",  "transfer", "opening",
+                                           "local",     "running", "ended"};
 
 static void admit_soon(struct requests *requests);
 static void request_fail(struct request *request, Baton__FailCode code, const char *node,
@@ -30,7 +30,7 @@ void request_move(struct request *request, enum request_state state)
 {
     struct requests *requests = request->requests;
     log_debug("request", "%016" PRIx64 ".%" PRIu32 ": %s -> %s", request->id, request->attempt,
-              state_names[request->state], state_names[state]);
+              request_state_names[request->state], request_state_names[state]);
     if (list_linked(&request->in_state)) {
         list_remove(&request->in_state);
         requests->n_in_state[request->state]--;

@@ -46,6 +46,8 @@ struct requests_options {
     double prefill_share;
 };
 
+struct json_writer;
+
 struct requests_stats {
     uint64_t n_started, n_finished, n_failed, n_cancelled, n_refused, n_preempted;
     uint64_t n_tokens;
@@ -89,6 +91,10 @@ void requests_fail_all(struct requests *requests, Baton__FailCode code, const ch
                        bool retryable);
 uint32_t requests_n_live(const struct requests *requests);
 void requests_stats(const struct requests *requests, struct requests_stats *ret_stats);
+
+/* Elements of the array that is open: every request that holds anything, by its id (the owner of
+ * its pages and sequence slots) and its transfer's (the owner of its landing slots). */
+void requests_debug_json(const struct requests *requests, struct json_writer *w);
 
 /* handoff_events of the owner side. */
 extern const struct handoff_events requests_handoff_events;

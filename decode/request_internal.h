@@ -87,6 +87,8 @@ struct requests {
 void request_move(struct request *request, enum request_state state);
 void request_settle(struct request *request);
 
+extern const char *const request_state_names[];
+
 /* request_tell.c: has the sample's tokens or end sent at the end of the turn. */
 void request_tell_soon(struct requests *requests, struct sample *sample);
 void requests_flush_all(void *cookie);

@@ -316,6 +316,12 @@ static void op_debug(void *cookie, struct json_writer *w)
     landing_debug_json(decode->landing, w);
 }
 
+static void op_debug_requests(void *cookie, struct json_writer *w)
+{
+    struct decode *decode = *(struct decode **)cookie;
+    requests_debug_json(decode->requests, w);
+}
+
 const struct node_ops decode_node_ops = {
     .status = op_status,
     .view = op_view,
@@ -324,6 +330,7 @@ const struct node_ops decode_node_ops = {
     .fail_all = op_fail_all,
     .paused = op_paused,
     .debug = op_debug,
+    .debug_requests = op_debug_requests,
 };
 
 /* ---- gauges ---- */

@@ -292,6 +292,25 @@ static void debug_pages(void *cookie, struct httpd_request *request)
     buf_fini(&out);
 }
 
+static void debug_requests(void *cookie, struct httpd_request *request)
+{
+    struct node *node = cookie;
+    struct buf out = BUF_INIT;
+    struct json_writer w;
+    json_writer_init(&w, &out);
+    json_begin_object(&w);
+    json_pair_string(&w, "node_id", node->node_id);
+    json_key(&w, "requests");
+    json_begin_array(&w);
+    if (node->config.ops->debug_requests) {
+        node->config.ops->debug_requests(node->config.cookie, &w);
+    }
+    json_end_array(&w);
+    json_end_object(&w);
+    httpd_reply(request, 200, "application/json", out.data, out.bytes);
+    buf_fini(&out);
+}
+
 /* ---- opening ---- */
 
 static enum status read_file(const char *path, char **ret_text, struct error *err)
@@ -422,6 +441,10 @@ static enum status open_network(struct node *node, struct error *err)
     httpd_route_add(node->httpd, &(struct httpd_route){.methods = HTTPD_GET,
                                                        .path = "/debug/pages",
                                                        .handler = debug_pages,
+                                                       .cookie = node});
+    httpd_route_add(node->httpd, &(struct httpd_route){.methods = HTTPD_GET,
+                                                       .path = "/debug/requests",
+                                                       .handler = debug_requests,
                                                        .cookie = node});
     service_attach_httpd(node->service, node->httpd, node->metrics);
     struct transport_options transport = {

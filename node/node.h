@@ -46,6 +46,9 @@ struct node_ops {
     void (*paused)(void *cookie);
     /* The rest of /debug/pages, as members of the object that is open. May be NULL. */
     void (*debug)(void *cookie, struct json_writer *w);
+    /* Elements of the array of /debug/requests: what the owners in /debug/pages are. May be NULL.
+     */
+    void (*debug_requests)(void *cookie, struct json_writer *w);
 };
 
 struct node_config {

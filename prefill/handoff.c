@@ -713,3 +713,30 @@ void runs_debug_json(const struct runs *runs, struct json_writer *w)
 {
     ledger_write_json(runs->tail_ledger, w, 0);
 }
+
+void runs_debug_requests_json(const struct runs *runs, struct json_writer *w)
+{
+    uint64_t now_ns = loop_now_ns();
+    for (int s = 0; s < N_RUN_STATES; s++) {
+        list_for_each(at, &runs->states[s])
+        {
+            const struct run *run = list_entry(at, struct run, in_state);
+            bool waits = run->state == RUN_SENDING && run->n_slots == 0;
+            json_begin_object(w);
+            json_pair_uint(w, "owner", run->id);
+            json_pair_uint(w, "request", run->request);
+            json_pair_string(w, "state", run_state_names[run->state]);
+            json_pair_real(w, "age_seconds", (double)((now_ns - run->arrival_ns) / 1000000) / 1e3);
+            json_pair_string(w, "reason",
+                             !run->target                 ? "its decode node is gone"
+                             : !list_empty(&run->parcels) ? "puts are under way"
+                             : waits                      ? "waits for landing slots"
+                                                          : "");
+            json_pair_string(w, "decode", run->target ? run->target->name : "");
+            json_pair_uint(w, "prompt_tokens", run->n_ids_total);
+            json_pair_uint(w, "tokens_done", run->n_done);
+            json_pair_uint(w, "landing_slots", run->n_slots);
+            json_end_object(w);
+        }
+    }
+}

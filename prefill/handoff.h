@@ -80,6 +80,8 @@ void runs_fail_all(struct runs *runs, Baton__FailCode code, const char *text);
 uint32_t runs_n_live(const struct runs *runs);
 void runs_stats(const struct runs *runs, struct runs_stats *ret_stats);
 void runs_register(struct runs *runs, struct metrics *metrics);
+/* Elements of the array that is open: every transfer, by its id, which owns its pages. */
+void runs_debug_requests_json(const struct runs *runs, struct json_writer *w);
 void runs_debug_json(const struct runs *runs, struct json_writer *w);
 
 #endif

@@ -463,6 +463,12 @@ static void op_debug(void *cookie, struct json_writer *w)
     runs_debug_json(prefill->runs, w);
 }
 
+static void op_debug_requests(void *cookie, struct json_writer *w)
+{
+    struct prefill *prefill = *(struct prefill **)cookie;
+    runs_debug_requests_json(prefill->runs, w);
+}
+
 const struct node_ops prefill_node_ops = {
     .status = op_status,
     .busy = op_busy,
@@ -470,6 +476,7 @@ const struct node_ops prefill_node_ops = {
     .fail_all = op_fail_all,
     .paused = op_paused,
     .debug = op_debug,
+    .debug_requests = op_debug_requests,
 };
 
 /* ---- gauges ---- */

@@ -10,6 +10,8 @@
  *   short:N       N tokens, then an end that counts one more
  *   hold:N        N tokens of each sample, and nothing more
  *   after:N:MS    N tokens of each sample, so many milliseconds later the others
+ *   busy:N:MS     the same, and meanwhile it says that a step runs and its counter moves
+ *   wedge:N:MS    the same, and meanwhile it says that a step runs and its counter stands still
  *   fail:N:MS     N tokens of each sample, so many milliseconds later Failed{INTERNAL}
  *   full, preempt, stalled, invalid, queue, prefill, transfer, generation, broken: Failed with that
  * code
@@ -48,6 +50,7 @@ static Baton__Address address = BATON__ADDRESS__INIT;
 static char **actions;
 static int n_actions, action_i;
 static bool joined;
+static uint64_t busy_until_ns, wedged_until_ns;
 
 static void die(const char *text)
 {
@@ -76,7 +79,12 @@ static void send_status(void *cookie)
     message.status = &status;
     status.ready = true;
     status.sequences_free = 16;
-    status.progress = ++progress;
+    if (loop_now_ns() < busy_until_ns) {
+        status.unit = BATON__TO_ROUTER__STATUS__UNIT__STEP;
+        status.n_running = 1;
+    }
+    progress += loop_now_ns() >= wedged_until_ns;
+    status.progress = progress;
     if (joined) {
         send_packed(join, &message.base);
     }
@@ -298,8 +306,9 @@ static void on_start(const Baton__ToDecode__Start *start)
                         code == BATON__FAIL_CODE__FAIL_STALLED);
         return;
     }
+    bool wedges = strncmp(action, "wedge", 5) == 0, is_busy = strncmp(action, "busy", 4) == 0;
     bool pauses = strncmp(action, "hold", 4) == 0 || strncmp(action, "after", 5) == 0 ||
-                  strncmp(action, "fail", 4) == 0;
+                  strncmp(action, "fail", 4) == 0 || wedges || is_busy;
     uint32_t end = start->n_generated + n_prefix;
     end = end < s->max_tokens ? end : s->max_tokens;
     for (uint32_t i = 0; i < s->n; i++) {
@@ -316,9 +325,14 @@ static void on_start(const Baton__ToDecode__Start *start)
         send_rows(start, 0, end + 1, end + 2);
     } else if (strncmp(action, "short", 5) == 0) {
         send_finished(start, 0, end + 1);
-    } else if (strncmp(action, "after", 5) == 0 || strncmp(action, "fail", 4) == 0) {
+    } else if (pauses && action[0] != 'h') {
         const char *ms = strchr(colon + 1, ':');
-        later_create(start, end, ms ? (unsigned)atoi(ms + 1) : 0, action[0] == 'f');
+        unsigned pause_ms = ms ? (unsigned)atoi(ms + 1) : 0;
+        if (wedges || is_busy) {
+            busy_until_ns = loop_now_ns() + pause_ms * NS_PER_MS;
+            wedged_until_ns = wedges ? busy_until_ns : 0;
+        }
+        later_create(start, end, pause_ms, action[0] == 'f');
     } else if (strncmp(action, "lost", 4) == 0) {
         link_finish(serve); /* what was sent arrives, then the stream ends */
     }
