@@ -40,10 +40,10 @@ struct rpc_core {
     struct rpc_totals totals;
 };
 
-void rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
+bool rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
                           struct rpc_op *op)
 {
-    rpc_queue_batch_start(core->queue, call, ops, n_ops, op);
+    return rpc_queue_batch_start(core->queue, call, ops, n_ops, op);
 }
 
 void rpc_core_look(struct rpc_core *core)

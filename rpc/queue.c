@@ -39,7 +39,9 @@
  *
  * Most writes, and reads of what has arrived already, complete inside the call that starts them.
  * gRPC hands such an event back (the queue's cache for this thread), and the loop takes it at the
- * end of its turn, with whatever else has come by then.
+ * end of its turn, with whatever else has come by then. If a call completes more than one batch, as
+ * a write does that finds the connection broken, the others are seen when the broken socket shows
+ * on the descriptor, or by the thread.
  */
 
 enum {
@@ -51,7 +53,7 @@ enum {
      * that it was woken, and each time gRPC looks at one of the sockets that are ready, where there
      * may be nothing but an acknowledgement.
      */
-    EMPTY_LOOKS = 3,
+    EMPTY_LOOKS = 2,
     LOOK_EVERY_MS = 20,
     MAX_DESCRIPTORS = 64,
 };
@@ -213,27 +215,29 @@ void rpc_queue_look(struct rpc_queue *queue)
     }
 }
 
-void rpc_queue_batch_start(struct rpc_queue *queue, grpc_call *call, const grpc_op *ops,
+bool rpc_queue_batch_start(struct rpc_queue *queue, grpc_call *call, const grpc_op *ops,
                            size_t n_ops, struct rpc_op *op)
 {
     void *tag;
     int ok;
     grpc_completion_queue_thread_local_cache_init(queue->grpc);
     grpc_call_error error = grpc_call_start_batch(call, ops, n_ops, op, NULL);
-    if (grpc_completion_queue_thread_local_cache_flush(queue->grpc, &tag, &ok)) {
+    bool at_once = grpc_completion_queue_thread_local_cache_flush(queue->grpc, &tag, &ok) != 0;
+    if (at_once) {
         if (queue->n_ready == queue->ready_capacity) {
             queue->ready_capacity = queue->ready_capacity > 0 ? 2 * queue->ready_capacity : 64;
             queue->ready =
                 mem_realloc_array(queue->ready, queue->ready_capacity, sizeof *queue->ready);
         }
         queue->ready[queue->n_ready++] = message_of(tag, ok != 0);
+        rpc_queue_look(queue);
     }
-    rpc_queue_look(queue);
     if (error != GRPC_CALL_OK) {
         /* only a batch that breaks gRPC's rules is refused: our own bug */
         log_error("rpc", "grpc refuses a batch: %s", grpc_call_error_to_string(error));
         assert(error == GRPC_CALL_OK);
     }
+    return at_once;
 }
 
 bool rpc_queue_take(struct rpc_queue *queue)

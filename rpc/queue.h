@@ -22,7 +22,7 @@ void rpc_queue_free(struct rpc_queue *queue);
 grpc_completion_queue *rpc_queue_grpc(struct rpc_queue *queue);
 
 /* As rpc_core_batch_start. */
-void rpc_queue_batch_start(struct rpc_queue *queue, grpc_call *call, const grpc_op *ops,
+bool rpc_queue_batch_start(struct rpc_queue *queue, grpc_call *call, const grpc_op *ops,
                            size_t n_ops, struct rpc_op *op);
 
 /* After any other call into gRPC that may complete something: looks at the queue when the turn

@@ -51,7 +51,10 @@ struct stream {
     bool dropped; /* the owner has let go */
     bool opened;  /* client: marked initial metadata came; server: from the start */
     bool paused;
-    bool reading; /* op_read is out */
+    bool reading;      /* op_read is out */
+    bool read_at_once; /* the last read completed inside the call that started it */
+    bool read_due;     /* the next one was deferred */
+    bool read_put_off; /* and again */
     bool read_ended;
     bool writing;             /* op_write is out */
     bool write_due;           /* write_next was deferred to the end of this turn */
@@ -92,12 +95,14 @@ struct stream {
     ((struct stream *)(void *)((char *)(op)-offsetof(struct stream, member)))
 
 static void read_start(struct stream *stream);
+static void read_later(struct stream *stream);
 static void write_next(struct stream *stream);
 
-static void batch_start(struct stream *stream, struct rpc_op *op, const grpc_op *ops, size_t n_ops)
+/* True: it completed inside this call. */
+static bool batch_start(struct stream *stream, struct rpc_op *op, const grpc_op *ops, size_t n_ops)
 {
     stream->n_ops++;
-    rpc_core_batch_start(stream->core, stream->call, ops, n_ops, op);
+    return rpc_core_batch_start(stream->core, stream->call, ops, n_ops, op);
 }
 
 static void message_free(struct message *message)
@@ -122,9 +127,13 @@ static void queue_clear(struct stream *stream)
 }
 
 static void on_write_due(void *cookie);
+static void on_read_due(void *cookie);
 
 static void stream_free(struct stream *stream)
 {
+    if (stream->read_due) {
+        loop_defer_cancel(rpc_core_loop(stream->core), on_read_due, stream);
+    }
     if (stream->write_due) {
         loop_defer_cancel(rpc_core_loop(stream->core), on_write_due, stream);
     }
@@ -244,20 +253,51 @@ static void on_read(struct rpc_op *op, bool ok)
         stream->held = buffer;
     } else {
         deliver(stream, buffer);
-        read_start(stream);
+        if (stream->read_at_once) {
+            read_start(stream);
+        } else {
+            read_later(stream);
+        }
     }
     op_done(stream);
 }
 
 static void read_start(struct stream *stream)
 {
-    if (stream->reading || stream->read_ended || stream->dropped || stream->paused ||
-        !stream->opened || stream->events == NULL) {
+    if (stream->reading || stream->read_due || stream->read_ended || stream->dropped ||
+        stream->paused || !stream->opened || stream->events == NULL) {
         return;
     }
     stream->reading = true;
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &stream->incoming};
-    batch_start(stream, &stream->op_read, &op, 1);
+    stream->read_at_once = batch_start(stream, &stream->op_read, &op, 1);
+}
+
+/*
+ * A read that finds nothing sends the peer new credit (HTTP/2's window), a packet that wakes it.
+ * What the message before has to say comes first: it is deferred by callbacks, and what they cause
+ * is deferred once more. While messages come faster than they are handled each read has its message
+ * at once, and this is not done.
+ */
+static void on_read_due(void *cookie)
+{
+    struct stream *stream = cookie;
+    if (!stream->read_put_off) {
+        stream->read_put_off = true;
+        loop_defer(rpc_core_loop(stream->core), on_read_due, stream);
+        return;
+    }
+    stream->read_due = false;
+    read_start(stream);
+}
+
+static void read_later(struct stream *stream)
+{
+    if (!stream->read_due) {
+        stream->read_due = true;
+        stream->read_put_off = false;
+        loop_defer(rpc_core_loop(stream->core), on_read_due, stream);
+    }
 }
 
 static bool is_mark(const grpc_metadata *metadata)

@@ -26,9 +26,9 @@ struct rpc_op {
 struct loop *rpc_core_loop(struct rpc_core *core);
 grpc_completion_queue *rpc_core_queue(struct rpc_core *core);
 
-/* Starts a batch with op as its tag. What completes at once comes at the end of the loop's turn; a
- * batch that breaks gRPC's rules is our own bug and ends the process. */
-void rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
+/* Starts a batch with op as its tag. True: it completed at once; its fn runs at the end of the
+ * loop's turn. A batch that breaks gRPC's rules is our own bug and ends the process. */
+bool rpc_core_batch_start(struct rpc_core *core, grpc_call *call, const grpc_op *ops, size_t n_ops,
                           struct rpc_op *op);
 
 /* After any other call into gRPC that may complete something. */
