@@ -48,6 +48,13 @@ void buf_printf(struct buf *buf, const char *format, ...) PRINTF_LIKE(2, 3);
  */
 uint8_t *buf_reserve(struct buf *buf, size_t bytes) __attribute__((returns_nonnull)) must_check;
 
+/* Makes room for what is appended next, so that it allocates once. */
+static inline void buf_reserve_only(struct buf *buf, size_t bytes)
+{
+    uint8_t *room = buf_reserve(buf, bytes);
+    (void)room;
+}
+
 /* Drops the first bytes bytes (at most all); the rest moves to the front. */
 void buf_consume(struct buf *buf, size_t bytes);
 

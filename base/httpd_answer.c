@@ -26,6 +26,7 @@ enum {
     ERROR_MESSAGE_MAX = 2000,
     /* A head up to this size stays allocated for the next one; nearly all are smaller. */
     HEAD_KEEP_BYTES = 4096,
+    CHUNK_FRAME_BYTES = 2 * sizeof(size_t) + 4, /* around a chunk */
 };
 
 static const char invalid_request[] = "invalid_request_error";
@@ -425,6 +426,22 @@ void httpd_stream_start(struct httpd_request *request, int status, const char *c
     httpd_conn_mark(request->conn);
 }
 
+/* The length in hex and the line's end: once a token, so without printf. */
+static void chunk_head(struct buf *out, size_t n_bytes)
+{
+    static const char hex[] = "0123456789abcdef";
+    char text[2 * sizeof(n_bytes) + 2];
+    size_t i = sizeof(text);
+
+    text[--i] = '\n';
+    text[--i] = '\r';
+    do {
+        text[--i] = hex[n_bytes & 15];
+        n_bytes >>= 4;
+    } while (n_bytes > 0);
+    buf_append(out, text + i, sizeof(text) - i);
+}
+
 enum status httpd_stream_write(struct httpd_request *request, const void *bytes, size_t n_bytes)
 {
     struct httpd_conn *conn = request->conn;
@@ -443,8 +460,9 @@ enum status httpd_stream_write(struct httpd_request *request, const void *bytes,
         httpd_conn_mark(conn);
         return STATUS_EXHAUSTED;
     }
+    buf_reserve_only(&conn->out, n_bytes + CHUNK_FRAME_BYTES);
     if (request->chunked) {
-        buf_printf(&conn->out, "%zx\r\n", n_bytes);
+        chunk_head(&conn->out, n_bytes);
     }
     buf_append(&conn->out, bytes, n_bytes);
     if (request->chunked) {

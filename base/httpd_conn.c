@@ -5,9 +5,9 @@
  * the output and mark the connection, and the end of the turn (httpd_conn_settle) sends, resumes or
  * closes. That is also what turns the many writes of a turn into one system call.
  *
- * A connection that waits holds no input buffer and at most a small output buffer, so that
- * thousands of silent streams are cheap: reads go into one buffer of the server and are parsed
- * there.
+ * A connection that waits holds no input buffer and at most a small output buffer, none in a
+ * stream, so that thousands of silent streams are cheap: reads go into one buffer of the server
+ * and are parsed there.
  */
 #include "base/httpd_conn.h"
 
@@ -180,7 +180,11 @@ static bool conn_send(struct httpd_conn *conn)
     }
     conn->write_wanted = httpd_conn_pending(conn) > 0;
     if (!conn->write_wanted) {
-        buf_give_back(&conn->out);
+        if (conn->request.streaming) {
+            buf_fini(&conn->out); /* most of a stream's life is waiting for the next token */
+        } else {
+            buf_give_back(&conn->out);
+        }
         conn->out_sent = 0;
     } else if (conn->out_sent > conn->out.bytes / 2) {
         buf_consume(&conn->out, conn->out_sent);

@@ -56,11 +56,15 @@ static void put_string(struct buf *out, const char *text, size_t bytes)
     json_put_string_n(&w, text, bytes);
 }
 
+/* About what an event of a short token has beside its head. */
+enum { FRAME_BYTES = 128 };
+
 #define PUT(out, literal) buf_append(out, literal, sizeof(literal) - 1)
 
 /* Up to the value of the choice's delta or text. */
 static void begin(const struct api_head *head, unsigned choice_i, struct buf *out)
 {
+    buf_reserve_only(out, head->event.bytes + FRAME_BYTES);
     buf_append(out, head->event.data, head->event.bytes);
     PUT(out, "{\"index\":");
     put_number(out, choice_i);

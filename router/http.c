@@ -40,7 +40,7 @@ static void on_intake(void *cookie, struct intake *intake)
     struct buf out = BUF_INIT;
     if (intake->failed) {
         metric_counter_add(http->refused, 1);
-        reply_error(intake->http, &intake->error);
+        reply_error(intake->http, intake->error);
         intake_free(intake);
         return;
     }

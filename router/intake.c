@@ -18,19 +18,26 @@ void intake_free(struct intake *intake)
         token_ids_fini(&intake->prompts[i]);
     }
     mem_free(intake->prompts);
+    mem_free(intake->error);
     api_request_free(intake->request);
     buf_fini(&intake->body);
     mem_free(intake);
 }
 
+static void refuse(struct intake *intake, const struct api_error *error)
+{
+    intake->failed = true;
+    intake->error = mem_alloc(sizeof(*intake->error));
+    *intake->error = *error;
+}
+
 static void intake_run(struct intake *intake, const uint8_t *body, size_t bytes,
                        struct workers_job *job)
 {
-    enum status status =
-        api_parse(intake->kind, body, bytes, &intake->context, &intake->request, &intake->error);
-    if (status) {
+    struct api_error error;
+    if (api_parse(intake->kind, body, bytes, &intake->context, &intake->request, &error)) {
         intake->request = NULL;
-        intake->failed = true;
+        refuse(intake, &error);
         return;
     }
     if (intake->kind == API_KIND_DETOKENIZE) {
@@ -42,8 +49,9 @@ static void intake_run(struct intake *intake, const uint8_t *body, size_t bytes,
         if (job && workers_job_cancelled(job)) {
             return;
         }
-        intake->failed = api_encode(intake->request, &intake->context, i, &intake->prompts[i],
-                                    &intake->error) != STATUS_OK;
+        if (api_encode(intake->request, &intake->context, i, &intake->prompts[i], &error)) {
+            refuse(intake, &error);
+        }
     }
 }
 

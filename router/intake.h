@@ -21,7 +21,7 @@ struct intake {
     struct token_ids *prompts;   /* one a prompt of the request; not for API_KIND_DETOKENIZE */
     size_t n_prompts;
     bool failed;
-    struct api_error error;
+    struct api_error *error; /* failed: why; else NULL, a stream need not carry it */
 
     /* private */
     enum api_kind kind;

@@ -351,7 +351,7 @@ static void request_flush(struct request *request)
             add_timing(request);
         }
         (void)!sse_write(&request->sse, &request->out); /* if it is refused, on_close follows */
-        buf_clear(&request->out);
+        buf_fini(&request->out);                        /* it is sent, and the next token is far */
     }
 }
 
