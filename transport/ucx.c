@@ -275,8 +275,8 @@ enum status ucx_open(const struct transport_options *options, struct ucx **ret_u
         log_is_ours = true;
     }
     signals_put_back();
-    if (!ucx_socket_is_ours()) {
-        log_warn("transport", "this UCX sends past us: a tcp peer's death may abort this process");
+    if (!ucx_socket_is_ours() || !ucx_pool_is_ours()) {
+        log_warn("transport", "this UCX passes us by: a tcp peer's death may abort this process");
     }
     struct ucx *ucx = mem_zalloc(sizeof *ucx);
     unsigned major, minor, patch;

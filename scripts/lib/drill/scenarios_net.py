@@ -28,6 +28,21 @@ def pair_cut(run):
     run.whole_since(run.net.heal())
 
 
+@scenario("stopped-then-cut", "a decode node wakes from a stop, then loses one pair amid puts; TCP's next try meets a new pair",
+          **{**NET, "prompt": (1500, 2000), "answer": (2, 8), "clients": 16, "pause": 0.0})
+def stopped_then_cut(run):
+    prefill, decode = run.pick("prefill"), run.pick("decode")
+    for _ in range(2):
+        run.stop(decode)
+        run.sleep(2.6, 3.0)
+        run.wake(decode)
+        run.sleep(0.5, 1.0)
+        run.net.cut(prefill, decode)
+        run.sleep(2.2, 3.2)
+        run.whole_since(run.net.heal())
+        run.sleep(4.0)
+
+
 @scenario("prefill-cut", "a prefill node is cut off from everyone for 4 s", **NET)
 def prefill_cut(run):
     node_cut(run, run.pick("prefill"))
