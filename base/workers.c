@@ -175,8 +175,8 @@ enum status workers_submit(struct workers *workers, workers_run_fn run, workers_
     pthread_mutex_lock(&workers->lock);
     list_push_back(&workers->queue, &job->link);
     workers->n_queued++;
-    pthread_cond_signal(&workers->wake);
     pthread_mutex_unlock(&workers->lock);
+    pthread_cond_signal(&workers->wake); /* behind the lock, or the thread wakes to wait for it */
     if (ret_job) {
         *ret_job = job;
     }
