@@ -284,7 +284,8 @@ static void test_stopped_under_load(void **state)
     child_kill(&child);
 }
 
-/* Our own loop is held up for longer than the peer waits for its pings: the link must outlive it. */
+/* Our own loop is held up for longer than the peer waits for its pings: the link must outlive it.
+ */
 static void test_loop_held_up(void **state)
 {
     struct child child = child_start(0);
