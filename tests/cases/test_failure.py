@@ -71,7 +71,7 @@ def prefill_nodes_die(build):
         threads = [threading.Thread(target=load, args=(k,)) for k in range(4)]
         for thread in threads:
             thread.start()
-        for i in range(75 if kit.LONG else 3):
+        for i in range(150 if kit.LONG else 3):
             c.supervisor({"do": "start", "name": f"prefill-{i % 2}"})
             time.sleep(1)
             c.supervisor({"do": "kill", "name": f"prefill-{(i + 1) % 2}"})
