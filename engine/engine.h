@@ -177,7 +177,7 @@ void engine_page_sent(struct engine *engine, uint32_t page);
 
 /* Appends n ids (n <= max_chunk_tokens) to the sequence; pages must be reserved. With `row`
  * non-NULL, row->seq and row->token are ignored: logits / draw of the token after the last id are
- * made. `cancel` (may be NULL) is looked at every four layers: CANCELLED leaves the sequence good
+ * made. `cancel` (may be NULL) is looked at before every layer: CANCELLED leaves the sequence good
  * for nothing but engine_seq_free. */
 must_check enum status engine_prefill(struct engine *engine, struct engine_seq *seq,
                                       const uint32_t *ids, uint32_t n_ids, struct engine_row *row,

@@ -106,7 +106,7 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
     }
     ops->embed(first, rows, &f->ranks[0].globals.embed, f->streams);
     for (uint32_t i = 0; i < f->n_layers; i++) {
-        if (i % 4 == 0 && cancel && atomic_load_explicit(cancel, memory_order_relaxed)) {
+        if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) {
             return STATUS_CANCELLED;
         }
         const struct ops_layer *layer = &f->ranks[0].layers[i];
