@@ -132,6 +132,17 @@ static void turn(uint64_t ns)
     require(loop_run(loop) == STATUS_OK);
 }
 
+static void tear_down(void)
+{
+    workers_free(workers);
+    handoff_free(handoff);
+    landing_free(landing);
+    transport_close(transport);
+    engine_close(engine);
+    loop_timer_free(timer);
+    loop_free(loop);
+}
+
 static void set_up(void)
 {
     struct transport_options with = {.tls = "self"};
@@ -164,6 +175,7 @@ static void set_up(void)
                                       .max_transfers = 4,
                                       .max_slots_a_transfer = N_SLOTS};
     require(handoff_create(&options, &events, NULL, &handoff) == STATUS_OK);
+    atexit(tear_down);
     for (uint32_t i = 0; i < N_IDS; i++) {
         ids[i] = (i * 31 + 7) % 1000;
         prefix = sim_prefix_next(prefix, ids[i]);
