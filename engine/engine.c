@@ -66,15 +66,14 @@ enum status engine_open(const struct engine_options *options, _Atomic uint64_t *
     info->pool_base = pool_page(engine->pool, 0);
     status = ops->ready ? ops->ready(engine, err) : STATUS_OK;
     if (status) {
-        goto free_pool;
+        goto close_ops;
     }
     *ret_engine = engine;
     return STATUS_OK;
 
-free_pool:
-    pool_free(engine->pool);
 close_ops:
-    ops->close(engine);
+    ops->close(engine); /* first: a device may have the pool pinned */
+    pool_free(engine->pool);
 free_engine:
     mem_free(engine);
     return status;

@@ -38,7 +38,7 @@ struct engine_options {
     const char *kind;       /* "model" or "sim" */
     const char *model_dir;  /* checkpoint folder; for "sim" NULL */
     const char *weights;    /* NULL: the checkpoint's; "synthetic:SEED": random ones of its shape */
-    const char *device;     /* "cpu", "cpu:N"; "cuda:0,1" where built */
+    const char *device;     /* "cpu", "cpu:N", or "cuda:N" where built and there */
     bool exact;             /* turn the quantisers' simulation off (f32 cache entries) */
     uint32_t n_threads;     /* of the CPU backend; 0 = one per core */
     uint32_t max_sequences; /* window and state slots */

@@ -122,6 +122,24 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
     return STATUS_OK;
 }
 
+enum status forward_share(struct forward *f, void *memory, size_t bytes, struct error *err)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < f->n_ranks && !status; k++) {
+        status = f->ops->share(f->ranks[k].device, memory, bytes, err);
+    }
+    return status;
+}
+
+enum status forward_wait(struct forward *f, struct error *err)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < f->n_ranks && !status; k++) {
+        status = f->ops->wait(f->ranks[k].device, err);
+    }
+    return status;
+}
+
 enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,
                            struct error *err)
 {
@@ -130,9 +148,5 @@ enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
         f->ops->head(rank->device, &rank->globals, f->streams, which, n,
                      ret_logits + rank->vocab_first, f->vocab);
     }
-    enum status status = STATUS_OK;
-    for (uint32_t k = 0; k < f->n_ranks && !status; k++) {
-        status = f->ops->wait(f->ranks[k].device, err);
-    }
-    return status;
+    return forward_wait(f, err);
 }

@@ -45,7 +45,12 @@ must_check enum status forward_init(struct forward *f, struct error *err);
 must_check enum status forward_run(struct forward *f, const struct ops_rows *rows,
                                    const _Atomic bool *cancel, void (*tick)(void *cookie),
                                    void *cookie);
-/* Logits of n rows of the last run: ret_logits [n, vocab], in the devices' memory. SYSTEM: a device
+/* Memory that every device may use: see `share` in kernels/ops.h. */
+must_check enum status forward_share(struct forward *f, void *memory, size_t bytes,
+                                     struct error *err);
+/* Until the last run is done. SYSTEM: a device failed, now or earlier. */
+must_check enum status forward_wait(struct forward *f, struct error *err);
+/* Logits of n rows of the last run: ret_logits [n, vocab], in shared memory. SYSTEM: a device
  * failed, now or earlier in the run. */
 must_check enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
                                       float *ret_logits, struct error *err);

@@ -33,7 +33,6 @@ struct model_engine {
     struct forward forward;
     struct batch batch;
     uint8_t *slots; /* max_sequences windows, then as many states */
-    size_t slots_bytes;
     uint32_t max_sequences;
     float *logits;         /* [max_batch_rows, vocab] of the last step */
     uint32_t *which;       /* [max_batch_rows] */
@@ -125,12 +124,6 @@ static enum status model_open(struct engine *engine, const struct engine_options
     const char *device = options->device ? options->device : "cpu";
     struct registry_choice choice;
     enum status status = registry_find(device, &choice, err);
-    if (!status && choice.ops != &ops_cpu) {
-        status = error_set(err, STATUS_UNSUPPORTED,
-                           "device '%s': its operations are built, the engine's pool and slots in "
-                           "its memory are not",
-                           device);
-    }
     if (!status) {
         status = model_config_load(options->model_dir, &m->config, err);
     }
@@ -153,8 +146,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_threads = options->n_threads,
                                 .device_i = choice.device_i};
     uint8_t identity[16];
-    status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir, options->weights,
-                        options->exact, &limits, tick, engine, identity, err);
+    status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir,
+                        options->weights, options->exact, &limits, tick, engine, identity, err);
     if (status) {
         goto free_model;
     }
@@ -164,7 +157,6 @@ static enum status model_open(struct engine *engine, const struct engine_options
     }
     batch_init(&m->batch, limits.n_rows);
     m->sampler = sampler_create(info->vocab_size);
-    m->prefill_logits = mem_array(info->vocab_size, sizeof(float));
     engine->impl = m;
     return STATUS_OK;
 
@@ -175,21 +167,50 @@ free_model:
     return status;
 }
 
+/* Memory of the engine that the devices use too, in pages of its own. */
+static enum status shared_room(struct model_engine *m, size_t n, size_t each, void **ret_memory,
+                               struct error *err)
+{
+    size_t bytes = 0;
+    bool ok = size_mul(n, each, &bytes) && size_add(bytes, LAYOUT_PAGE_ALIGN - 1, &bytes);
+    bytes = bytes / LAYOUT_PAGE_ALIGN * LAYOUT_PAGE_ALIGN;
+    void *memory = ok ? mem_try_aligned(LAYOUT_PAGE_ALIGN, bytes) : NULL;
+    if (!memory) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for %zu times %zu bytes", n, each);
+    }
+    *ret_memory = memory; /* freed by close, whatever comes now */
+    return forward_share(&m->forward, memory, bytes, err);
+}
+
 static enum status model_ready(struct engine *engine, struct error *err)
 {
     struct model_engine *m = engine->impl;
-    m->max_sequences = engine->info.max_sequences;
+    const struct engine_info *info = &engine->info;
+    m->max_sequences = info->max_sequences;
     size_t each = m->layout.window_bytes + m->layout.state_bytes;
-    if (size_mul(each, m->max_sequences, &m->slots_bytes)) {
-        m->slots = mem_try_aligned(64, m->slots_bytes);
+    size_t logits_bytes = (size_t)info->vocab_size * sizeof(float);
+    void *slots = NULL, *logits = NULL, *prefill_logits = NULL;
+    enum status status = shared_room(m, m->max_sequences, each, &slots, err);
+    if (status == STATUS_EXHAUSTED) {
+        error_set(err, status,
+                  "no memory for %" PRIu32 " sequences of %zu bytes each: lower their number",
+                  m->max_sequences, each);
     }
-    m->logits =
-        mem_try_array((size_t)engine->info.max_batch_rows * engine->info.vocab_size, sizeof(float));
-    if (!m->slots || !m->logits) {
-        return error_set(err, STATUS_EXHAUSTED,
-                         "no memory for %" PRIu32
-                         " sequences of %zu bytes each: lower their number",
-                         m->max_sequences, each);
+    if (!status) {
+        status = shared_room(m, info->max_batch_rows, logits_bytes, &logits, err);
+    }
+    if (!status) {
+        status = shared_room(m, 1, logits_bytes, &prefill_logits, err);
+    }
+    if (!status) {
+        status = forward_share(&m->forward, info->pool_base,
+                               (size_t)info->n_pages * info->page_bytes, err);
+    }
+    m->slots = slots;
+    m->logits = logits;
+    m->prefill_logits = prefill_logits;
+    if (status) {
+        return status;
     }
     m->which = mem_array(engine->info.max_batch_rows, sizeof(*m->which));
     m->forward.kv = (struct ops_kv){.pool = engine->info.pool_base,
@@ -262,18 +283,30 @@ static void finish_row(struct engine *engine, struct engine_seq *seq, struct eng
     }
 }
 
-/* Logits of the last run, or the end of the node: what a failed device computed can't be trusted,
- * nor can the pages and slots it wrote. */
-static enum status take_logits(struct model_engine *m, const uint32_t *which, uint32_t n,
-                               float *ret_logits)
+/* What a failed device computed can't be trusted, nor can the pages and slots it wrote: the end of
+ * the node. */
+static enum status checked(enum status status, const struct error *err)
 {
-    struct error err;
-    enum status status = forward_logits(&m->forward, which, n, ret_logits, &err);
     if (status) {
-        log_error("engine", "the device failed: %s", err.text);
+        log_error("engine", "the device failed: %s", err->text);
         return STATUS_FATAL;
     }
     return STATUS_OK;
+}
+
+/* Runs the rows of m->batch. Without logits to wait for, waits here: who hands the pages on must
+ * find them written. */
+static enum status run(struct engine *engine, const uint32_t *which, uint32_t n, float *ret_logits,
+                       const _Atomic bool *cancel)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, tick, engine);
+    if (status || n == 0) {
+        enum status waited = checked(forward_wait(&m->forward, &err), &err);
+        return waited ? waited : status;
+    }
+    return checked(forward_logits(&m->forward, which, n, ret_logits, &err), &err);
 }
 
 static enum status model_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
@@ -281,13 +314,9 @@ static enum status model_prefill(struct engine *engine, struct engine_seq *seq, 
 {
     struct model_engine *m = engine->impl;
     batch_set_prefill(&m->batch, seq, ids, n_ids);
-    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, tick, engine);
-    if (status || !row) {
-        return status;
-    }
     uint32_t last = n_ids - 1;
-    status = take_logits(m, &last, 1, m->prefill_logits);
-    if (status) {
+    enum status status = run(engine, &last, row ? 1 : 0, m->prefill_logits, cancel);
+    if (status || !row) {
         return status;
     }
     m->drawn_tokens = seq->n_tokens + n_ids;
@@ -299,17 +328,13 @@ static enum status model_step(struct engine *engine, struct engine_row *rows, ui
 {
     struct model_engine *m = engine->impl;
     batch_set_step(&m->batch, rows, n_rows);
-    enum status status = forward_run(&m->forward, &m->batch.rows, NULL, tick, engine);
-    if (status) {
-        return status;
-    }
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_rows; i++) {
         if (rows[i].sampling || rows[i].logits) {
             m->which[n++] = i;
         }
     }
-    status = n ? take_logits(m, m->which, n, m->logits) : STATUS_OK;
+    enum status status = run(engine, m->which, n, m->logits, NULL);
     if (status) {
         return status;
     }

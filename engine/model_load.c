@@ -154,16 +154,12 @@ static void load_attention(struct loader *l, const struct weights_layer *w, uint
     ret->wq_a = whole(l, &w->wq_a);
     ret->wkv = whole(l, &w->wkv);
     ret->wq_b = some_rows(l, &w->wq_b, head_first * c->head_dim, d->n_heads * c->head_dim, false);
-    struct ops_matrix *groups = l->ops->alloc(l->rank->device, d->o_groups * sizeof(*groups));
-    if (!groups) {
-        fail(l, STATUS_EXHAUSTED, "output groups");
-        return;
-    }
+    struct ops_matrix *groups = mem_array(d->o_groups, sizeof(*groups));
+    ret->wo_a = groups;
     for (uint32_t g = 0; g < d->o_groups; g++) {
         groups[g] =
             some_rows(l, &w->wo_a, (group_first + g) * c->o_lora_rank, c->o_lora_rank, true);
     }
-    ret->wo_a = groups;
     struct ops_source wo_b = source_of(&w->wo_b);
     wo_b.col_first = group_first * c->o_lora_rank;
     wo_b.cols = d->o_groups * c->o_lora_rank;
@@ -193,12 +189,8 @@ static void load_mixture(struct loader *l, const struct weights_layer *w, struct
     ret->gate_bias = vector(l, w->gate_bias, c->n_experts, "the gate");
     ret->tid2eid = copy(l, w->tid2eid, (size_t)c->vocab_size * c->n_experts_used * sizeof(uint16_t),
                         "the gate");
-    struct ops_expert *experts =
-        l->ops->alloc(l->rank->device, c->n_experts * sizeof(struct ops_expert));
-    if (!experts) {
-        fail(l, STATUS_EXHAUSTED, "experts");
-        return;
-    }
+    struct ops_expert *experts = mem_array(c->n_experts, sizeof(*experts));
+    ret->experts = experts;
     for (uint32_t e = d->expert_first; e < d->expert_end && !l->status; e++) {
         experts[e] = expert_of(l, &w->experts[e]);
         if (experts[e].w1.quant_input != experts[d->expert_first].w1.quant_input ||
@@ -209,7 +201,6 @@ static void load_mixture(struct loader *l, const struct weights_layer *w, struct
                                   w->experts[e].w1.name);
         }
     }
-    ret->experts = experts;
     if (d->has_shared) {
         ret->shared = expert_of(l, &w->shared);
     }
@@ -412,6 +403,10 @@ void model_unload(struct forward *f)
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         if (f->ranks[k].device) {
             f->ops->close(f->ranks[k].device);
+        }
+        for (uint32_t i = 0; f->ranks[k].layers && i < f->n_layers; i++) {
+            mem_free((void *)(uintptr_t)f->ranks[k].layers[i].wo_a);
+            mem_free((void *)(uintptr_t)f->ranks[k].layers[i].experts);
         }
         mem_free(f->ranks[k].layers);
         f->ranks[k] = (struct forward_rank){0};

@@ -15,9 +15,9 @@
  * graph to bitwise equality over chunkings and batches.
  *
  * Arrays are row-major floats in the device's memory; with rounding on they hold bfloat16 values.
- * So are the vectors and tables that a layer points to, a matrix's data and the three regions of
- * struct ops_kv; arrays of matrices and experts, struct ops_rows with all it points to and head's
- * `which` are host memory. T is rows->n_rows.
+ * So are the vectors and tables that a layer points to, a matrix's data and, or else shared, the
+ * three regions of struct ops_kv; arrays of matrices and experts, struct ops_rows with all it
+ * points to and head's `which` are host memory. T is rows->n_rows.
  *
  * To add a backend: fill the table, give it a line in kernels/registry.c that says what it needs,
  * and run tests/kernels on it. To add an operation: it must be the model's own, at the grain at
@@ -213,6 +213,11 @@ struct ops {
     enum status (*pack)(struct ops_device *device, const struct ops_source *source,
                         struct ops_matrix *ret_matrix);
     void *(*upload)(struct ops_device *device, const void *data, size_t bytes);
+    /* Lets operations use this host memory at its own address, as the pool and the slots of struct
+     * ops_kv and as logits, until the device is closed; it must live that long. What they wrote is
+     * there after wait. UNSUPPORTED, EXHAUSTED. */
+    must_check enum status (*share)(struct ops_device *device, void *memory, size_t bytes,
+                                    struct error *err);
     /* Copies between host memory and the device's, in the order of the calls. `write` has read its
      * source when it returns; what `read` asks for is there after wait. */
     void (*write)(struct ops_device *device, void *memory, const void *data, size_t bytes);

@@ -91,7 +91,8 @@ void node_engine_options(const struct node_options *options, struct engine_optio
                     "Random weights of the model's shape in place of the checkpoint's, to time a " \
                     "model that isn't here: only its config.json is read."),                       \
         NODE_OPTION(T, M, OPT_STRING, device, "device", "DEVICE", "cpu", 0, 0,                     \
-                    "cpu, or cpu:N for a tensor-parallel group of N simulated devices."),          \
+                    "cpu, cpu:N for a tensor-parallel group of N simulated devices, cuda:N for "   \
+                    "GPU N."),                                                                     \
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
                     "Turn the quantisers' simulation off: for comparison with fp32 references."),  \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \

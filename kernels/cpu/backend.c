@@ -75,6 +75,11 @@ static void *cpu_upload(struct ops_device *dev, const void *data, size_t bytes)
     return copy;
 }
 
+static enum status cpu_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
+{
+    return STATUS_OK; /* all memory is */
+}
+
 static void cpu_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
 {
     memcpy(memory, data, bytes);
@@ -191,6 +196,7 @@ const struct ops ops_cpu = {
     .allocated = cpu_allocated,
     .pack = cpu_pack,
     .upload = cpu_upload,
+    .share = cpu_share,
     .write = cpu_write,
     .read = cpu_read,
     .wait = cpu_wait,

@@ -57,6 +57,12 @@ static bool kept(struct ops_device *dev, cudaError_t code, const char *what)
     return code == cudaSuccess;
 }
 
+/* The calling thread's device is this one. Every call that a thread may begin with enters. */
+static void enter(struct ops_device *dev)
+{
+    (void)kept(dev, cudaSetDevice((int)dev->limits.device_i), "choosing the device");
+}
+
 void cuda_launched(struct ops_device *dev, const char *what)
 {
     (void)kept(dev, cudaGetLastError(), what);
@@ -69,6 +75,7 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
         return NULL;
     }
     wanted = wanted / ALIGN * ALIGN;
+    enter(dev);
     struct cuda_memory *block = dev->memory;
     if (!block || block->bytes - block->used < wanted) {
         size_t all = wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES;
@@ -86,6 +93,31 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
     block->used += wanted;
     dev->allocated += wanted;
     return memory;
+}
+
+/* Registered memory is pinned and has one address for host and device. */
+static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
+{
+    enter(dev);
+    cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
+    if (code != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error_set(err, code == cudaErrorMemoryAllocation ? STATUS_EXHAUSTED : STATUS_SYSTEM,
+                         "cuda:%u: %zu MiB of host memory can't be pinned: %s",
+                         dev->limits.device_i, bytes >> 20, cudaGetErrorString(code));
+    }
+    struct cuda_memory *item = mem_zalloc(sizeof(*item));
+    *item = (struct cuda_memory){.next = dev->shared, .data = memory, .bytes = bytes};
+    dev->shared = item;
+    void *there = NULL;
+    code = cudaHostGetDevicePointer(&there, memory, 0);
+    if (code != cudaSuccess || there != memory) {
+        (void)cudaGetLastError();
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "cuda:%u: this device can't use host memory at its own address",
+                         dev->limits.device_i);
+    }
+    return STATUS_OK;
 }
 
 static size_t cuda_allocated(const struct ops_device *dev)
@@ -108,6 +140,7 @@ static void cuda_close(struct ops_device *dev)
     if (!dev) {
         return;
     }
+    enter(dev);
     if (dev->stream) {
         (void)cudaStreamSynchronize(dev->stream);
     }
@@ -121,6 +154,12 @@ static void cuda_close(struct ops_device *dev)
             }
         }
         mem_free(dev->staging);
+    }
+    while (dev->shared) {
+        struct cuda_memory *item = dev->shared;
+        dev->shared = item->next;
+        (void)cudaHostUnregister(item->data);
+        mem_free(item);
     }
     while (dev->memory) {
         struct cuda_memory *block = dev->memory;
@@ -140,6 +179,7 @@ static void cuda_close(struct ops_device *dev)
 
 static void cuda_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
 {
+    enter(dev);
     /* From pageable memory the call may return before it has read it all; this one may not. */
     if (bytes && kept(dev, cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, dev->stream),
                       "writing memory")) {
@@ -149,6 +189,7 @@ static void cuda_write(struct ops_device *dev, void *memory, const void *data, s
 
 static void cuda_read(struct ops_device *dev, void *ret_data, const void *memory, size_t bytes)
 {
+    enter(dev);
     if (bytes) {
         (void)kept(dev, cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, dev->stream),
                    "reading memory");
@@ -185,6 +226,7 @@ static void *cuda_upload(struct ops_device *dev, const void *data, size_t bytes)
 
 static enum status cuda_wait(struct ops_device *dev, struct error *err)
 {
+    enter(dev);
     (void)kept(dev, cudaStreamSynchronize(dev->stream), "an operation");
     return dev->failed ? error_set(err, dev->failed, "%s", dev->failure.text) : STATUS_OK;
 }
@@ -330,6 +372,7 @@ static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
     struct cuda_staging *s = dev->staging;
     const struct ops_limits *l = &dev->limits;
     size_t n_pages = 0;
+    enter(dev);
     for (uint32_t i = 0; i < rows->n_seqs && l->page_tokens; i++) {
         const struct ops_seq *seq = &rows->seqs[i];
         n_pages += ((size_t)seq->position + seq->n_rows + l->page_tokens - 1) / l->page_tokens;
@@ -375,6 +418,7 @@ const struct ops ops_cuda = {
     .allocated = cuda_allocated,
     .pack = cuda_pack,
     .upload = cuda_upload,
+    .share = cuda_share,
     .write = cuda_write,
     .read = cuda_read,
     .wait = cuda_wait,

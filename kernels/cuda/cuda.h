@@ -63,6 +63,7 @@ struct ops_device {
     enum status failed;  /* OK, or the first failure, in `failure` */
     struct error failure;
     struct cuda_memory *memory; /* list of what was taken from the driver */
+    struct cuda_memory *shared; /* list of host memory that was registered with it */
     size_t allocated;
     struct cuda_staging *staging;
     /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */

@@ -18,6 +18,7 @@
 
 #include "base/mem.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/kernels/random.h"
 #include "kernels/registry.h"
 
 /* What is tested: the CPU, or the device that the program's argument names. */
@@ -35,47 +36,6 @@ static inline void backend_choose(int argc, char **argv)
     if (argc > 1) {
         backend = choice.ops;
     }
-}
-
-static inline uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
-/* 0 .. n - 1 */
-static inline uint32_t below(uint64_t *state, uint32_t n)
-{
-    return (uint32_t)(next_random(state) % n);
-}
-
-/* Roughly normal, deviation 1. */
-static inline float normal(uint64_t *state)
-{
-    double sum = 0.0;
-    for (int i = 0; i < 6; i++) {
-        sum += (double)(next_random(state) >> 11) * 0x1p-53;
-    }
-    return (float)((sum - 3.0) * 1.4142135);
-}
-
-static inline float *random_floats(uint64_t *state, size_t n, float scale)
-{
-    float *x = mem_array(n, sizeof(float));
-    for (size_t i = 0; i < n; i++) {
-        x[i] = normal(state) * scale;
-    }
-    return x;
-}
-
-/* An output nobody has written to: every element a NaN with a pattern of its own. */
-static inline float *poisoned(size_t n)
-{
-    float *x = mem_array(n, sizeof(float));
-    memset(x, 0xff, n * sizeof(float));
-    return x;
 }
 
 #define assert_close(got, want, tolerance)                             \

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""check_cuda.py BATON_EVAL SOURCE_ROOT: the whole model on cuda:0 gives the CPU's logits, every digit of them.
+
+Random prompts across page and window borders, exact and quantised, cut into chunks of several lengths, and a greedy continuation.
+Exit 77 where cuda:0 can't be used.
+"""
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+
+def ask(program, command, options, device, lines):
+    done = subprocess.run([program, command, "--device", device, *options], input="".join(json.dumps(x) + "\n" for x in lines),
+                          capture_output=True, text=True, check=False)
+    if done.returncode:
+        if device != "cpu" and "cuda:0" in done.stderr and "logits" not in done.stdout:
+            print(done.stderr)
+            sys.exit(77 if "can be used" in done.stderr or "no CUDA" in done.stderr else 1)
+        sys.exit(f"{command} on {device}: {done.stderr}")
+    return done.stdout
+
+
+def main():
+    program, root = sys.argv[1], pathlib.Path(sys.argv[2])
+    draw = random.Random(5)
+    prompts = [{"tokens": [0] + [draw.randrange(10, 2500) for _ in range(n - 1)], "forced": [draw.randrange(10, 2500) for _ in range(f)]}
+               for n, f in ((5, 3), (130, 4), (2060, 6))]
+    toys = [{"tokens": [1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 4, 5], "forced": [1, 2, 3]}]
+    tiny = ["--model", str(root / "models/baton-tiny")]
+    cases = [("logits", tiny, prompts), ("logits", tiny + ["--exact"], prompts), ("logits", tiny + ["--chunk", "100"], prompts),
+             ("logits", ["--model", str(root / "tests/golden/toy"), "--exact"], toys),
+             ("logits", ["--model", str(root / "tests/golden/toy_fp8")], toys),
+             ("generate", tiny + ["--ignore-eos", "--n", "100"], [{"tokens": [0, 15, 22]}])]
+    n_wrong = 0
+    for command, options, lines in cases:
+        there = ask(program, command, options, "cuda:0", lines)
+        here = ask(program, command, options, "cpu", lines)
+        same = here == there and len(here) > 100
+        n_wrong += not same
+        print(f"{command} {' '.join(options)}: {len(here)} bytes, {'the same' if same else 'DIFFERS'}")
+    return 1 if n_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
