@@ -28,10 +28,16 @@ int device_count(void)
 
 enum status device_probe(uint32_t device_i, struct error *err)
 {
-    int n = 0;
+    int n = 0, driver = 0;
     cudaError_t code = cudaGetDeviceCount(&n);
     if (code != cudaSuccess) {
         (void)cudaGetLastError();
+        if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+            return error_set(err, STATUS_UNSUPPORTED,
+                             "device 'cuda:%u': no CUDA device can be used: this host has no "
+                             "NVIDIA driver",
+                             device_i);
+        }
         return error_set(err, STATUS_UNSUPPORTED,
                          "device 'cuda:%u': no CUDA device can be used: %s", device_i,
                          cudaGetErrorString(code));
