@@ -168,9 +168,15 @@ class Drill:
                 specs += also
         self.arm(specs)
         ends = self.requests(f"{point}={action}")
-        deadline = time.monotonic() + 10 * kit.PATIENCE  # links that were cut are dialled again after a moment
+        # Links that were cut are dialled again after a moment; if it was not that kind of link, others are cut.
+        again = time.monotonic() + 4 * kit.PATIENCE
+        deadline = again + 30 * kit.PATIENCE
         while CUT[0] in specs and time.monotonic() < deadline and self.faults(point) == before:
             time.sleep(0.1)
+            if time.monotonic() > again:
+                self.arm(["link.receive=cut,after=2,n=1"], NAMES[3:])
+                ends += self.requests(f"{point}={action}")  # an idle pair says nothing that could be cut
+                again = time.monotonic() + 4 * kit.PATIENCE
         for name in NAMES:
             try:
                 self.arm(["*=off"], [name])
