@@ -46,11 +46,12 @@ def ports_that_are_taken(build):
     holder = socket.socket()
     holder.bind(("0.0.0.0", 0))
     holder.listen(1)
+    forgiven = {"LSAN_OPTIONS": f"print_suppressions=0:suppressions={os.path.join(os.path.dirname(__file__), 'ucx_port.supp')}"}
     with holder:
         port = holder.getsockname()[1]
         for role in ("prefill", "decode"):
             for options in ([], ["--ucx-tls=tcp"], ["--engine=model", f"--model={TINY}"]):
-                refused_port(Daemon(build, role, f"--ucx-tcp-ports={port}-{port}", *options), port, "in use")
+                refused_port(Daemon(build, role, f"--ucx-tcp-ports={port}-{port}", *options, env=forgiven), port, "in use")
     # two routers on one port, and a second cluster where one runs
     with kit.Cluster(build, "split") as c:
         refused_port(router(build, http=c.address[1]), c.address[1])
