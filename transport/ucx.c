@@ -56,10 +56,9 @@ struct ucx_rkey {
 /* UCX writes to standard output by default. Its words go to our log instead, one level down: what
  * is an error to it (a peer that died) is an event here, and the function that decides logs it. Any
  * thread. */
-static ucs_log_func_rc_t log_ucx_line(const char *file, unsigned line, const char *function,
-                                      ucs_log_level_t level,
-                                      const ucs_log_component_config_t *component,
-                                      const char *message, va_list ap)
+__attribute__((format(printf, 6, 0))) static ucs_log_func_rc_t
+log_ucx_line(const char *file, unsigned line, const char *function, ucs_log_level_t level,
+             const ucs_log_component_config_t *component, const char *message, va_list ap)
 {
     (void)function;
     (void)component;
