@@ -53,7 +53,7 @@ struct node {
         uint64_t due_ns;
     } drains[8];
     size_t n_drains;
-    uint64_t answered_ns; /* when the last of them was: it leaves before the process does */
+    uint64_t answered_ns; /* when something was last said that must leave before the process does */
 };
 
 struct loop *node_loop(struct node *node)
@@ -143,6 +143,11 @@ static void drains_answer(struct node *node)
         *drain = node->drains[--node->n_drains];
         node->answered_ns = now_ns;
     }
+    /* The end of the last request, like the answer to a drain, must leave this process before its
+     * links close: what is still queued then is dropped. */
+    if (n_left > 0) {
+        node->answered_ns = now_ns;
+    }
     bool said = now_ns - node->answered_ns > ANSWER_MS * NS_PER_MS;
     if (n_left == 0 && said && service_draining(node->service) && !node->drained_told) {
         node->drained_told = true;
@@ -156,6 +161,7 @@ static void on_drain(void *cookie)
     log_info("node", "draining: %" PRIu32 " left", node->config.ops->n_live(node->config.cookie));
     health_set(node->health, "", false);
     node_status_soon(node);
+    node->answered_ns = loop_now_ns(); /* a request may have ended a moment ago */
     drains_answer(node);
 }
 
