@@ -207,7 +207,7 @@ static void alarm_set(struct loop *loop)
     loop->alarm_ns = due_ns;
 }
 
-/* Runs what was due when it began: a callback that arms its timer anew for now waits a turn. */
+/* Runs what was due when it began: a timer that its own callback arms with no delay waits a turn. */
 static void timers_run(struct loop *loop)
 {
     uint64_t now_ns;
