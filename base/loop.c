@@ -207,7 +207,8 @@ static void alarm_set(struct loop *loop)
     loop->alarm_ns = due_ns;
 }
 
-/* Runs what was due when it began: a timer that its own callback arms with no delay waits a turn. */
+/* Runs what was due when it began: a timer that its own callback arms to ring at once waits a
+ * turn. */
 static void timers_run(struct loop *loop)
 {
     uint64_t now_ns;
