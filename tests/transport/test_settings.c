@@ -208,14 +208,14 @@ static double tcp_speed(const char *tx, const char *rx)
     return best;
 }
 
-/* Their effect: 36 KiB puts over loopback against UCX's defaults. Printed; machines differ too much
- * to assert. */
+/* Their effect: 36 KiB puts over loopback against UCX's defaults. Printed and not compared: two
+ * bursts on a shared machine differ by more than the setting does. */
 static void tcp_segments_effect(void **state)
 {
     double ours = tcp_speed(NULL, NULL), defaults = tcp_speed("8K", "64K");
     printf("tcp, 36 KiB puts: %.2f GB/s, with UCX's default segments %.2f\n", ours * 1e-9,
            defaults * 1e-9);
-    assert_true(ours > defaults);
+    assert_true(ours > 0 && defaults > 0);
 }
 
 /* Options that UCX refuses come back as errors, not as aborts or as another transport. */
