@@ -187,7 +187,7 @@ static struct engine_seq *prefill(struct engine *engine, uint32_t n, uint32_t ch
     must(engine_seq_reserve(seq, n + n_later), "pages");
     for (uint32_t i = 0; i < n; i += chunk) {
         uint32_t n_now = n - i < chunk ? n - i : chunk;
-        must(engine_prefill(engine, seq, ids + i, n_now, i + n_now == n ? &row : NULL, NULL),
+        must(engine_prefill(engine, seq, ids + i, n_now, i + n_now == n ? &row : NULL, NULL, NULL),
              "prefill");
     }
     return seq;

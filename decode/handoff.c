@@ -2,8 +2,8 @@
  * docs/INTERFACES.md.
  *
  * Owns transfers and the jobs that copy their parcels. What must hold: a transfer reaches `ended`
- * with ok only if every page [0, pages of the prompt) and every byte of the tail was accepted once,
- * each from slots that were granted to it, each with the right checksum, and First and Done came.
+ * with ok only if every byte of every page of the prompt and of the tail was accepted once, each
+ * from slots that were granted to it, each with the right checksum, and First and Done came.
  * Anything else is a failure with its code.
  *
  * A copy under way writes to pages of the transfer's sequence from a worker thread; therefore a
@@ -28,6 +28,8 @@
 
 enum {
     MAX_PARCEL_SLOTS = 4096,
+    MAX_PAGE_PIECES =
+        16, /* a piece that does not end its page has at least as small a part of it */
     CHECKSUM_RETRY_MS = 1,
     IDS_A_MESSAGE = 16000, /* about 48 KB as varints: nothing waits long behind one part */
 };
@@ -45,7 +47,8 @@ struct transfer {
     enum transfer_phase phase;
     bool cancelling;
     uint64_t phase_ns, start_ns, computing_ns, computed_ns;
-    uint32_t n_pages, next_page; /* pages accepted or being accepted are [0, next_page) */
+    uint32_t n_pages, n_pages_whole;
+    size_t *page_at; /* [n_pages] bytes of each, accepted or being accepted, from its start */
     uint32_t next_seq;
     uint32_t n_slots_wanted, n_slots_granted_all, n_slots_held;
     uint8_t *tail;
@@ -103,6 +106,7 @@ static void transfer_destroy(struct transfer *transfer)
 {
     list_remove(&transfer->link);
     engine_seq_free(transfer->seq);
+    mem_free(transfer->page_at);
     mem_free(transfer->tail);
     mem_free(transfer->first);
     mem_free(transfer);
@@ -301,6 +305,8 @@ void handoff_open(struct transfer *transfer, struct engine_seq *seq)
     transfer->tail_bytes =
         engine_tail_bytes(transfer->handoff->options.engine, transfer->request.n_ids);
     transfer->tail = mem_try_alloc(transfer->tail_bytes ? transfer->tail_bytes : 1);
+    transfer->page_at = mem_array(transfer->n_pages, sizeof(*transfer->page_at));
+    memset(transfer->page_at, 0, transfer->n_pages * sizeof(*transfer->page_at));
     transfer->n_slots_wanted =
         transfer->n_pages + (uint32_t)((transfer->tail_bytes + slot_bytes - 1) / slot_bytes);
     grant_soon(transfer->handoff);
@@ -501,20 +507,39 @@ give_back:
     return false;
 }
 
+/* Do these pages go on where each of them ended, in pieces that are no dust? */
+static bool pages_fit(const struct transfer *transfer, const Baton__FromPrefill__Parcel *parcel)
+{
+    uint64_t page_bytes = landing_slot_bytes(transfer->handoff->options.landing);
+    if (parcel->n_pages == 0 || parcel->n_pages > MAX_PARCEL_SLOTS ||
+        parcel->first_page > transfer->n_pages ||
+        parcel->n_pages > transfer->n_pages - parcel->first_page ||
+        parcel->bytes % parcel->n_pages || parcel->offset > page_bytes) {
+        return false;
+    }
+    uint64_t bytes = parcel->bytes / parcel->n_pages, left = page_bytes - parcel->offset;
+    if (bytes == 0 || bytes % 8 || bytes > left ||
+        (bytes < left && bytes < page_bytes / MAX_PAGE_PIECES)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < parcel->n_pages; i++) {
+        if (transfer->page_at[parcel->first_page + i] != parcel->offset) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Number of slots a parcel must have, or 0 if its numbers are wrong. */
 static uint32_t parcel_n_slots(const struct transfer *transfer,
                                const Baton__FromPrefill__Parcel *parcel)
 {
     size_t slot_bytes = landing_slot_bytes(transfer->handoff->options.landing);
-    if (parcel->n_layers != 0 || parcel->first_layer != 0 || parcel->n_slot_runs % 2) {
+    if (parcel->n_slot_runs % 2) {
         return 0;
     }
     if (parcel->kind == BATON__FROM_PREFILL__PARCEL__KIND__PAGES) {
-        bool fits = parcel->first_page == transfer->next_page && parcel->n_pages > 0 &&
-                    parcel->n_pages <= transfer->n_pages - transfer->next_page &&
-                    parcel->n_pages <= MAX_PARCEL_SLOTS &&
-                    parcel->bytes == (uint64_t)parcel->n_pages * slot_bytes;
-        return fits ? parcel->n_pages : 0;
+        return pages_fit(transfer, parcel) ? parcel->n_pages : 0;
     }
     if (parcel->kind == BATON__FROM_PREFILL__PARCEL__KIND__TAIL) {
         bool fits = parcel->offset == transfer->tail_at && parcel->bytes > 0 &&
@@ -524,6 +549,20 @@ static uint32_t parcel_n_slots(const struct transfer *transfer,
         return fits && n <= MAX_PARCEL_SLOTS ? (uint32_t)n : 0;
     }
     return 0;
+}
+
+static void pages_took(struct transfer *transfer, const Baton__FromPrefill__Parcel *parcel)
+{
+    size_t at = parcel->offset + parcel->bytes / parcel->n_pages;
+    for (uint32_t i = 0; i < parcel->n_pages; i++) {
+        transfer->page_at[parcel->first_page + i] = at;
+    }
+    if (at == landing_slot_bytes(transfer->handoff->options.landing)) {
+        transfer->n_pages_whole += parcel->n_pages;
+    } else {
+        transfer->n_slots_wanted += parcel->n_pages; /* what is left of them needs as many again */
+        grant_soon(transfer->handoff);
+    }
 }
 
 static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__Parcel *parcel)
@@ -543,7 +582,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
         return;
     }
     if (!is_tail) {
-        uint64_t end = (uint64_t)(transfer->next_page + n_slots) * info->page_tokens;
+        uint64_t end = ((uint64_t)parcel->first_page + n_slots) * info->page_tokens;
         uint32_t n_tokens = end < transfer->request.n_ids ? (uint32_t)end : transfer->request.n_ids;
         if (FAULT_HIT(ACCEPT_ROOM) == FAULT_FAIL || engine_seq_reserve(transfer->seq, n_tokens)) {
             transfer_fail(transfer, true, BATON__FAIL_CODE__FAIL_NO_ROOM, "", true,
@@ -576,8 +615,9 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
             piece->dst = transfer->tail + transfer->tail_at + at;
             piece->bytes = parcel->bytes - at < slot_bytes ? parcel->bytes - at : slot_bytes;
         } else {
-            uint32_t page = engine_seq_page(transfer->seq, transfer->next_page + i);
-            piece->dst = info->pool_base + (size_t)page * info->page_bytes;
+            uint32_t page = engine_seq_page(transfer->seq, parcel->first_page + i);
+            piece->dst = info->pool_base + (size_t)page * info->page_bytes + parcel->offset;
+            piece->bytes = parcel->bytes / n_slots;
         }
     }
     transfer->next_seq++;
@@ -585,7 +625,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
     if (is_tail) {
         transfer->tail_at += parcel->bytes;
     } else {
-        transfer->next_page += n_slots;
+        pages_took(transfer, parcel);
     }
     handoff->stats.n_parcels++;
     handoff->stats.n_bytes += parcel->bytes;
@@ -654,7 +694,7 @@ static void transfer_settle(struct transfer *transfer)
     if (transfer->n_jobs > 0 || !transfer->have_done || transfer->phase == PHASE_READING) {
         return;
     }
-    if (!transfer->have_first || transfer->next_page != transfer->n_pages ||
+    if (!transfer->have_first || transfer->n_pages_whole != transfer->n_pages ||
         transfer->tail_at != transfer->tail_bytes ||
         transfer->n_parcels_said != transfer->next_seq) {
         handoff->stats.n_protocol++;
@@ -662,7 +702,7 @@ static void transfer_settle(struct transfer *transfer)
                       true,
                       "%s says done after %" PRIu32 " of %" PRIu32 " pages and %zu of %zu bytes "
                       "of tail",
-                      peer_name(transfer->peer), transfer->next_page, transfer->n_pages,
+                      peer_name(transfer->peer), transfer->n_pages_whole, transfer->n_pages,
                       transfer->tail_at, transfer->tail_bytes);
         return;
     }

@@ -319,7 +319,8 @@ void engine_page_sent(struct engine *engine, uint32_t page)
 }
 
 enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
-                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
+                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
+                           const struct engine_pieces *pieces)
 {
     if (n_ids == 0 || n_ids > engine->info.max_chunk_tokens ||
         engine_pages_for(engine, seq->n_tokens + n_ids) > seq->n_pages) {
@@ -330,7 +331,7 @@ enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const 
             return STATUS_INVALID;
         }
     }
-    enum status status = engine->ops->prefill(engine, seq, ids, n_ids, row, cancel);
+    enum status status = engine->ops->prefill(engine, seq, ids, n_ids, row, cancel, pieces);
     if (!status) {
         seq->n_tokens += n_ids;
     }

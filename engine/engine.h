@@ -116,6 +116,16 @@ struct engine_row {
     struct engine_draw draw; /* out */
 };
 
+/* The pages that a chunk completes fill from their start as layers finish. Whoever sends them need
+ * not wait for the chunk's end: `ready` says that the first page_bytes bytes of each of them are
+ * final. It runs on the compute thread, with a rising number each time, at least page_bytes of a
+ * page / n_pieces apart, and never with the whole page: that is what the call's return says. */
+struct engine_pieces {
+    uint32_t n_pieces; /* >= 2 */
+    void (*ready)(void *cookie, size_t page_bytes);
+    void *cookie;
+};
+
 /* Opens an engine and allocates all it will ever need: nothing below allocates pool memory again.
  * Errors: INVALID (bad option or unsupported model, named), NOT_FOUND, CORRUPT (file), EXHAUSTED
  * (memory; the text says how much is missing). `progress` (may be NULL) is advanced by one at least
@@ -178,10 +188,11 @@ void engine_page_sent(struct engine *engine, uint32_t page);
 /* Appends n ids (n <= max_chunk_tokens) to the sequence; pages must be reserved. With `row`
  * non-NULL, row->seq and row->token are ignored: logits / draw of the token after the last id are
  * made. `cancel` (may be NULL) is looked at before every layer: CANCELLED leaves the sequence good
- * for nothing but engine_seq_free. */
+ * for nothing but engine_seq_free. `pieces` may be NULL. */
 must_check enum status engine_prefill(struct engine *engine, struct engine_seq *seq,
                                       const uint32_t *ids, uint32_t n_ids, struct engine_row *row,
-                                      const _Atomic bool *cancel);
+                                      const _Atomic bool *cancel,
+                                      const struct engine_pieces *pieces);
 /* One decode step of n_rows distinct sequences. */
 must_check enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
 /* A further draw from the logits of the last engine_prefill (samples 1..n-1 of a request with n >

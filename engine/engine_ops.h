@@ -47,7 +47,8 @@ struct engine_ops {
     /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the
      * call the position of ids[0] is seq->n_tokens. Draws go through sampler.h. */
     enum status (*prefill)(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
-                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel);
+                           uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
+                           const struct engine_pieces *pieces);
     enum status (*step)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
     enum status (*draw_again)(struct engine *engine, struct engine_seq *seq,
                               const struct engine_sampling *sampling, uint32_t n_generated,

@@ -97,7 +97,7 @@ static void mixture(struct forward *f, uint32_t layer_i, const struct ops_rows *
 }
 
 enum status forward_run(struct forward *f, const struct ops_rows *rows, const _Atomic bool *cancel,
-                        void (*tick)(void *cookie), void *cookie)
+                        void (*tick)(void *cookie, uint32_t n_layers), void *cookie)
 {
     const struct ops *ops = f->ops;
     struct ops_device *first = f->ranks[0].device;
@@ -113,11 +113,11 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
         ops->mhc_pre(first, rows, &layer->hc_attn, layer->attn_norm, f->streams, f->x, f->mix);
         attention(f, i, rows);
         ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
-        tick(cookie); /* half a layer: a large chunk on a slow host is no hang */
+        tick(cookie, i + 1); /* half a layer: a large chunk on a slow host is no hang */
         ops->mhc_pre(first, rows, &layer->hc_ffn, layer->ffn_norm, f->streams, f->x, f->mix);
         mixture(f, i, rows);
         ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
-        tick(cookie);
+        tick(cookie, i + 1);
     }
     return STATUS_OK;
 }

@@ -40,11 +40,11 @@ struct forward {
 
 /* Allocates the activations of calls of up to max_rows rows; ranks[] must be open. EXHAUSTED. */
 must_check enum status forward_init(struct forward *f, struct error *err);
-/* Runs every layer over the rows. `tick` is called after each layer; `cancel` (may be NULL) is
- * looked at every four: CANCELLED. */
+/* Runs every layer over the rows. `tick` is called twice a layer, with the number of layers whose
+ * cache entries have been asked for; `cancel` (may be NULL) is looked at before each: CANCELLED. */
 must_check enum status forward_run(struct forward *f, const struct ops_rows *rows,
-                                   const _Atomic bool *cancel, void (*tick)(void *cookie),
-                                   void *cookie);
+                                   const _Atomic bool *cancel,
+                                   void (*tick)(void *cookie, uint32_t n_layers), void *cookie);
 /* Memory that every device may use: see `share` in kernels/ops.h. */
 must_check enum status forward_share(struct forward *f, void *memory, size_t bytes,
                                      struct error *err);

@@ -129,6 +129,18 @@ void layout_describe(const struct layout *l, struct buf *out)
     }
 }
 
+/* All that a layer writes to a page lies behind its entries. */
+size_t layout_page_final(const struct layout *l, uint32_t n_layers)
+{
+    size_t bytes = l->page_bytes;
+    for (uint32_t i = n_layers; i < l->n_layers; i++) {
+        if (l->places[i].ratio && l->places[i].entry < bytes) {
+            bytes = l->places[i].entry;
+        }
+    }
+    return bytes - bytes % 8;
+}
+
 /* One run of bytes of a tail image and of the slot it belongs to. */
 struct tail {
     enum { TAIL_MEASURE, TAIL_WRITE, TAIL_READ } what;

@@ -42,6 +42,10 @@ must_check enum status layout_make(const struct model_config *config, bool exact
 /* Words that say the whole layout, for the fingerprint: equal text, equal images. */
 void layout_describe(const struct layout *layout, struct buf *out);
 
+/* Bytes from the start of a full page that are final once the first n_layers layers have written
+ * theirs; a multiple of 8, the whole page after the last layer. */
+size_t layout_page_final(const struct layout *layout, uint32_t n_layers);
+
 size_t layout_tail_bytes(const struct layout *layout, uint32_t n_tokens);
 size_t layout_tail_max_bytes(const struct layout *layout);
 /* Between a sequence's slots and its tail image. */

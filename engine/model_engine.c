@@ -47,6 +47,30 @@ static void tick(void *cookie)
     engine_tick(cookie);
 }
 
+/* One call of forward_run. */
+struct watch {
+    struct engine *engine;
+    const struct engine_pieces *pieces; /* NULL: nobody waits for them */
+    size_t due;                         /* bytes of a page to be told next */
+};
+
+static void layer_done(void *cookie, uint32_t n_layers)
+{
+    struct watch *watch = cookie;
+    struct model_engine *m = watch->engine->impl;
+    engine_tick(watch->engine);
+    if (!watch->pieces) {
+        return;
+    }
+    size_t bytes = layout_page_final(&m->layout, n_layers);
+    struct error err;
+    if (bytes < watch->due || bytes == m->layout.page_bytes || forward_wait(&m->forward, &err)) {
+        return; /* a device that failed says so again at the end of the run */
+    }
+    watch->pieces->ready(watch->pieces->cookie, bytes);
+    watch->due = bytes + m->layout.page_bytes / watch->pieces->n_pieces;
+}
+
 static uint8_t *window_of(const struct model_engine *m, uint32_t slot)
 {
     return m->slots + (size_t)slot * m->layout.window_bytes;
@@ -297,11 +321,12 @@ static enum status checked(enum status status, const struct error *err)
 /* Runs the rows of m->batch. Without logits to wait for, waits here: who hands the pages on must
  * find them written. */
 static enum status run(struct engine *engine, const uint32_t *which, uint32_t n, float *ret_logits,
-                       const _Atomic bool *cancel)
+                       const _Atomic bool *cancel, const struct engine_pieces *pieces)
 {
     struct model_engine *m = engine->impl;
+    struct watch watch = {engine, pieces, pieces ? m->layout.page_bytes / pieces->n_pieces : 0};
     struct error err;
-    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, tick, engine);
+    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, layer_done, &watch);
     if (status || n == 0) {
         enum status waited = checked(forward_wait(&m->forward, &err), &err);
         return waited ? waited : status;
@@ -310,12 +335,13 @@ static enum status run(struct engine *engine, const uint32_t *which, uint32_t n,
 }
 
 static enum status model_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
-                                 uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
+                                 uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
+                                 const struct engine_pieces *pieces)
 {
     struct model_engine *m = engine->impl;
     batch_set_prefill(&m->batch, seq, ids, n_ids);
     uint32_t last = n_ids - 1;
-    enum status status = run(engine, &last, row ? 1 : 0, m->prefill_logits, cancel);
+    enum status status = run(engine, &last, row ? 1 : 0, m->prefill_logits, cancel, pieces);
     if (status || !row) {
         return status;
     }
@@ -334,7 +360,7 @@ static enum status model_step(struct engine *engine, struct engine_row *rows, ui
             m->which[n++] = i;
         }
     }
-    enum status status = run(engine, m->which, n, m->logits, NULL);
+    enum status status = run(engine, m->which, n, m->logits, NULL, NULL);
     if (status) {
         return status;
     }

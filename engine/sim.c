@@ -52,13 +52,18 @@ static uint64_t image_word(uint64_t prefix, uint64_t i)
     return (prefix + i * 0x9e3779b97f4a7c15u) ^ (i << 17);
 }
 
+/* Bytes [from, to) of the image at dst. */
+static void image_fill_part(uint8_t *dst, size_t from, size_t to, uint64_t prefix)
+{
+    for (size_t i = from / 8; i < to / 8; i++) {
+        uint64_t word = image_word(prefix, i);
+        memcpy(dst + 8 * i, &word, 8);
+    }
+}
+
 void sim_image_fill(void *dst, size_t bytes, uint64_t prefix)
 {
-    uint8_t *at = dst;
-    for (size_t i = 0; i < bytes / 8; i++) {
-        uint64_t word = image_word(prefix, i);
-        memcpy(at + 8 * i, &word, 8);
-    }
+    image_fill_part(dst, 0, bytes, prefix);
 }
 
 size_t sim_image_check(const void *src, size_t bytes, uint64_t prefix)
@@ -198,23 +203,43 @@ static double sim_draw(struct engine *engine, const struct engine_seq *seq,
     return pause_ms;
 }
 
-static enum status sim_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
-                               uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel)
+/* Bytes [from, to) of every page that the ids complete. Returns the prefix after them. */
+static uint64_t fill_pages(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
+                           uint32_t n_ids, size_t from, size_t to)
 {
     struct sim *sim = engine->impl;
     uint64_t prefix = sim->prefixes[seq->slot];
-    double us = sim->prefill_tokens_per_s > 0 ? n_ids * 1e6 / sim->prefill_tokens_per_s : 0;
-    enum status status = sim_sleep(engine, us, cancel);
-    if (status) {
-        return status;
-    }
     for (uint32_t i = 0; i < n_ids; i++) {
         prefix = sim_prefix_next(prefix, ids[i]);
         uint32_t position = seq->n_tokens + i;
         if (position % SIM_PAGE_TOKENS == SIM_PAGE_TOKENS - 1) {
-            sim_image_fill(pool_page(engine->pool, seq->pages[position / SIM_PAGE_TOKENS]),
-                           engine->info.page_bytes, prefix);
+            image_fill_part(pool_page(engine->pool, seq->pages[position / SIM_PAGE_TOKENS]), from,
+                            to, prefix);
         }
+    }
+    return prefix;
+}
+
+static enum status sim_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
+                               uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
+                               const struct engine_pieces *pieces)
+{
+    struct sim *sim = engine->impl;
+    uint32_t n_pieces = pieces ? pieces->n_pieces : 1;
+    size_t page_bytes = engine->info.page_bytes, from = 0;
+    double us = sim->prefill_tokens_per_s > 0 ? n_ids * 1e6 / sim->prefill_tokens_per_s : 0;
+    uint64_t prefix = 0;
+    for (uint32_t i = 1; i <= n_pieces; i++) {
+        size_t to = i == n_pieces ? page_bytes : from + (page_bytes / n_pieces + 7) / 8 * 8;
+        enum status status = sim_sleep(engine, us / n_pieces, cancel);
+        if (status) {
+            return status;
+        }
+        prefix = fill_pages(engine, seq, ids, n_ids, from, to);
+        if (i < n_pieces) {
+            pieces->ready(pieces->cookie, to);
+        }
+        from = to;
     }
     sim->prefixes[seq->slot] = prefix;
     if (row && row->logits) {

@@ -173,7 +173,7 @@ static enum status run_prompt(struct eval *eval, struct engine_seq *seq,
         size_t rest = ids->n - at,
                n = rest < eval->info->max_chunk_tokens ? rest : eval->info->max_chunk_tokens;
         status = engine_prefill(eval->engine, seq, ids->id + at, (uint32_t)n,
-                                at + n == ids->n ? row : NULL, NULL);
+                                at + n == ids->n ? row : NULL, NULL, NULL);
         at += n;
     }
     return status;

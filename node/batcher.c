@@ -40,6 +40,8 @@ struct unit {
     uint32_t n_rows;
     struct batch_prompt *prompt; /* a chunk's */
     uint32_t n_tokens;
+    struct engine_pieces pieces; /* n_pieces < 2: none */
+    _Atomic size_t pieces_ready; /* bytes of a page, told by the compute thread */
     struct engine_row last;
     struct call *call;
 };
@@ -48,6 +50,7 @@ struct batcher {
     struct loop *loop;
     struct engine *engine;
     struct workers *compute;
+    struct mailbox *pieces; /* wakes the loop: the word itself is in the unit */
     struct batcher_options options;
     const struct batcher_events *events;
     void *cookie;
@@ -63,6 +66,30 @@ struct batcher {
 };
 
 static void schedule(void *cookie);
+
+/* A word that comes late, when another unit runs, finds that one's bytes: none, or as true. */
+static void on_pieces(void *cookie, void *message)
+{
+    struct batcher *batcher = cookie;
+    struct unit *unit = &batcher->unit;
+    if (unit->kind != UNIT_CHUNK || unit->prompt->leaving) {
+        return;
+    }
+    size_t page_bytes = atomic_load(&unit->pieces_ready);
+    if (page_bytes > 0) {
+        batcher->events->prompt_pieces(batcher->cookie, unit->prompt, page_bytes);
+    }
+}
+
+/* Compute thread. */
+static void pieces_ready(void *cookie, size_t page_bytes)
+{
+    struct batcher *batcher = cookie;
+    atomic_store(&batcher->unit.pieces_ready, page_bytes);
+    /* Full: a word is on its way already, and will find these bytes. */
+    enum status status = mailbox_post(batcher->pieces, batcher);
+    (void)status;
+}
 
 static void schedule_soon(struct batcher *batcher)
 {
@@ -84,6 +111,12 @@ enum status batcher_create(struct loop *loop, struct engine *engine,
         return status;
     }
     struct batcher *batcher = mem_zalloc(sizeof(*batcher));
+    status = mailbox_create(loop, 1, on_pieces, batcher, &batcher->pieces);
+    if (status) {
+        workers_free(compute);
+        mem_free(batcher);
+        return status;
+    }
     batcher->loop = loop;
     batcher->engine = engine;
     batcher->compute = compute;
@@ -113,6 +146,7 @@ void batcher_free(struct batcher *batcher)
     loop_defer_cancel(batcher->loop, schedule, batcher);
     batcher->broken = true; /* what ends now starts nothing */
     workers_free(batcher->compute);
+    mailbox_free(batcher->pieces);
     list_for_each_safe(at, &batcher->calls)
     {
         mem_free(list_entry(at, struct call, link));
@@ -224,9 +258,9 @@ static void unit_run(void *cookie, struct workers_job *job)
         struct batch_prompt *prompt = unit->prompt;
         uint32_t n_done = prompt->prompt.n_done;
         bool last = n_done + unit->n_tokens == prompt->n_ids;
-        unit->status =
-            engine_prefill(batcher->engine, prompt->seq, prompt->ids + n_done, unit->n_tokens,
-                           last ? &unit->last : NULL, &prompt->cancelled);
+        unit->status = engine_prefill(batcher->engine, prompt->seq, prompt->ids + n_done,
+                                      unit->n_tokens, last ? &unit->last : NULL, &prompt->cancelled,
+                                      unit->pieces.n_pieces > 1 ? &unit->pieces : NULL);
     } else {
         unit->call->run(unit->call->cookie);
     }
@@ -426,6 +460,12 @@ static void start_chunk(struct batcher *batcher, uint32_t max_tokens)
     memset(&unit->last, 0, sizeof(unit->last));
     unit->last.sampling = unit->prompt->sampling;
     unit->last.n_generated = unit->prompt->n_generated;
+    unit->pieces = (struct engine_pieces){.ready = pieces_ready, .cookie = batcher};
+    atomic_store(&unit->pieces_ready, 0);
+    if (batcher->events->plan_pieces && prompt->n_done + unit->n_tokens == prompt->n_total) {
+        unit->pieces.n_pieces =
+            batcher->events->plan_pieces(batcher->cookie, unit->prompt, unit->n_tokens);
+    }
     unit_start(batcher, UNIT_CHUNK, "chunk");
     if (unit->prompt->prompt.n_done == 0 && batcher->events->prompt_started) {
         batcher->events->prompt_started(batcher->cookie, unit->prompt);

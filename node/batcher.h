@@ -64,6 +64,12 @@ struct batcher_events {
     /* The prompt's first chunk goes to the compute thread now; may be NULL. The prompt may not be
      * removed here. */
     void (*prompt_started)(void *cookie, struct batch_prompt *prompt);
+    /* Into how many pieces should the pages that the prompt's last chunk completes be cut, so that
+     * they can leave while it computes? < 2: none. May be NULL. */
+    uint32_t (*plan_pieces)(void *cookie, const struct batch_prompt *prompt, uint32_t n_tokens);
+    /* While the last chunk runs: the first page_bytes bytes of the pages that it completes are
+     * final. The latest word only, if the loop was late. May be NULL if plan_pieces is. */
+    void (*prompt_pieces)(void *cookie, struct batch_prompt *prompt, size_t page_bytes);
     /* A chunk is done, n_done tokens of the prompt so far. */
     void (*prompt_progress)(void *cookie, struct batch_prompt *prompt, uint32_t n_done);
     /* The prompt ended: OK with the first draw, CANCELLED (after batcher_prompt_remove answered

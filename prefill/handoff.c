@@ -70,6 +70,7 @@ void run_destroy(struct run *run)
     }
     target_forget(run);
     mem_free(run->ids);
+    mem_free(run->pages_sent);
     wire_sampling_fini(&run->wire);
     mem_free(run);
     start_soon(runs);
@@ -228,6 +229,35 @@ static void on_prompt_started(void *cookie, struct batch_prompt *prompt)
     }
 }
 
+/* The pages that the prompt's last chunk completes may leave before it ends, where they take long
+ * enough. */
+static uint32_t plan_pieces(void *cookie, const struct batch_prompt *prompt, uint32_t n_tokens)
+{
+    struct runs *runs = cookie;
+    struct run *run = prompt->cookie;
+    const struct engine_info *info = engine_info(runs->options.engine);
+    uint32_t first = (run->n_ids - n_tokens) / info->page_tokens;
+    uint32_t n_pages = run->n_ids / info->page_tokens - first;
+    if (n_pages == 0 || run->state != RUN_COMPUTING || !run->target || !run->target->peer) {
+        return 1;
+    }
+    if (runs->options.n_pieces) {
+        return runs->options.n_pieces;
+    }
+    return put_plan_pieces(run->target->peer, n_pages * (uint64_t)info->page_bytes, n_pages,
+                           MAX_PAGE_PIECES);
+}
+
+static void on_prompt_pieces(void *cookie, struct batch_prompt *prompt, size_t page_bytes)
+{
+    struct run *run = prompt->cookie;
+    if (run->state == RUN_COMPUTING) {
+        run->pages_open = run->n_ids / engine_info(run->runs->options.engine)->page_tokens;
+        run->open_bytes = page_bytes;
+        run_pump(run);
+    }
+}
+
 static void on_prompt_progress(void *cookie, struct batch_prompt *prompt, uint32_t n_done)
 {
     struct run *run = prompt->cookie;
@@ -276,6 +306,8 @@ static void on_broken(void *cookie, enum status status)
 
 static const struct batcher_events batcher_events = {
     .prompt_started = on_prompt_started,
+    .plan_pieces = plan_pieces,
+    .prompt_pieces = on_prompt_pieces,
     .prompt_progress = on_prompt_progress,
     .prompt_done = on_prompt_done,
     .broken = on_broken,
@@ -432,6 +464,8 @@ void runs_run(struct runs *runs, struct run_target *target, const Baton__ToPrefi
     run->n_ids_total = message->n_ids_total;
     run->n_generated = message->n_generated;
     run->n_pages = engine_pages_for(runs->options.engine, message->n_ids_total);
+    run->pages_sent = mem_array(run->n_pages, sizeof(*run->pages_sent));
+    memset(run->pages_sent, 0, run->n_pages * sizeof(*run->pages_sent));
     run->tail = -1;
     run->arrival_ns = loop_now_ns();
     run->life_ms = life_of(message->deadlines);

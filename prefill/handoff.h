@@ -46,11 +46,13 @@ struct runs_options {
     struct workers *workers; /* for checksums */
     const char *node_id;
     uint32_t max_queued, n_tails;
+    uint32_t n_pieces; /* of the last chunk's pages; 0: as the preflight's numbers say */
 };
 
 struct runs_stats {
     uint64_t n_started, n_done, n_failed, n_cancelled, n_refused;
     uint64_t n_parcels, n_bytes, put_ns;
+    uint64_t n_early_bytes; /* sent while the chunk that made them still ran */
     uint32_t n_queued, n_computing, n_sending, n_ending;
     uint64_t oldest_queued_ns, queued_tokens;
 };

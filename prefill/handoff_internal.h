@@ -13,6 +13,7 @@
 enum {
     MAX_PARCEL_PAGES = 32, /* 28 MB of V4-Flash: one flush a parcel is then far below 1 % */
     MAX_HELD_SLOTS = 4096,
+    MAX_PAGE_PIECES = 8, /* decode nodes take pieces of a sixteenth of a page and up */
     PROGRESS_EVERY_MS = 500,
     LIFE_MARGIN_MS = 3000,
     RECEIVING_TIMEOUT_MS = 10000, /* parts follow their Run at once */
@@ -32,7 +33,7 @@ struct parcel {
     bool is_tail, put_out, sum_out, put_ok;
     uint32_t first_page, n_pages, n_slots;
     uint32_t slots[MAX_PARCEL_PAGES];
-    uint64_t offset, bytes, checksum;
+    uint64_t offset, bytes, checksum; /* offset: in each page, or in the tail */
     uint32_t n_pieces;
     struct accept_piece pieces[MAX_PARCEL_PAGES];
 };
@@ -56,7 +57,10 @@ struct run {
     struct engine_draw draws[WIRE_MAX_SAMPLES];
     uint32_t slots[MAX_HELD_SLOTS]; /* granted and not used yet, a ring */
     uint32_t slots_first, n_slots;
-    uint32_t n_pages, pages_ready, next_page, next_seq;
+    /* Of the pages below pages_ready all bytes may go, of those from there below pages_open the
+     * first open_bytes. pages_sent[i] bytes of page i have gone; those below next_page whole. */
+    uint32_t n_pages, pages_ready, pages_open, next_page, next_seq;
+    size_t open_bytes, *pages_sent;
     int64_t tail; /* buffer, or -1 */
     bool tail_ready;
     uint64_t tail_bytes, tail_at;

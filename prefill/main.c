@@ -7,7 +7,7 @@
 
 struct options {
     struct node_options node;
-    int64_t max_queued, tails, workers;
+    int64_t max_queued, tails, workers, pieces;
 };
 
 /* clang-format off */
@@ -22,6 +22,10 @@ static const struct opt_spec specs[] = {
      .help = "Send buffers for tails, and so the most transfers that compute and send at once."},
     {.kind = OPT_INT, .name = "checksum-threads", .value = "N", .initial = "2", .min = 1, .max = 64,
      .offset = offsetof(struct options, workers), .help = "Threads that sum parcels."},
+    {.kind = OPT_INT, .name = "last-chunk-pieces", .value = "N", .initial = "0", .min = 0, .max = 8,
+     .offset = offsetof(struct options, pieces),
+     .help = "Pieces that the pages of a prompt's last chunk leave in, while its layers compute; 0: as many as "
+             "pay, by the preflight's numbers."},
 };
 /* clang-format on */
 
@@ -64,6 +68,7 @@ int main(int argc, char **argv)
         .max_queued = (uint32_t)options.max_queued,
         .n_tails = (uint32_t)options.tails,
         .n_workers = (uint32_t)options.workers,
+        .n_pieces = (uint32_t)options.pieces,
     };
     int code = 1;
     if (prefill_create(node, &prefill_options, &prefill, &err)) {

@@ -163,25 +163,53 @@ static struct parcel *parcel_new(struct run *run, uint32_t n_slots)
     return parcel;
 }
 
-static void send_pages(struct run *run)
+static size_t page_ready(const struct run *run, uint32_t page)
+{
+    return page < run->pages_ready  ? engine_info(run->runs->options.engine)->page_bytes
+           : page < run->pages_open ? run->open_bytes
+                                    : 0;
+}
+
+/* The next pages that have as many bytes ready and as many of them gone, as one parcel. False:
+ * nothing is ready. */
+static bool send_pages(struct run *run)
 {
     const struct engine_info *info = engine_info(run->runs->options.engine);
-    uint32_t n = run->pages_ready - run->next_page;
-    n = n < run->n_slots ? n : run->n_slots;
-    n = n < MAX_PARCEL_PAGES ? n : MAX_PARCEL_PAGES;
+    uint32_t first = run->next_page, n = 0;
+    while (first < run->n_pages && page_ready(run, first) == run->pages_sent[first]) {
+        if (page_ready(run, first++) == 0) {
+            return false;
+        }
+    }
+    if (first == run->n_pages) {
+        return false;
+    }
+    size_t from = run->pages_sent[first], to = page_ready(run, first);
+    uint32_t most = run->n_slots < MAX_PARCEL_PAGES ? run->n_slots : MAX_PARCEL_PAGES;
+    while (n < most && first + n < run->n_pages && run->pages_sent[first + n] == from &&
+           page_ready(run, first + n) == to) {
+        run->pages_sent[first + n++] = to;
+    }
+    while (run->next_page < run->n_pages && run->pages_sent[run->next_page] == info->page_bytes) {
+        run->next_page++;
+    }
     struct parcel *parcel = parcel_new(run, n);
     uint64_t offsets[MAX_PARCEL_PAGES];
-    parcel->first_page = run->next_page;
+    parcel->first_page = first;
     parcel->n_pages = n;
-    parcel->bytes = n * (uint64_t)info->page_bytes;
+    parcel->offset = from;
+    parcel->bytes = n * (uint64_t)(to - from);
     for (uint32_t i = 0; i < n; i++) {
-        uint64_t page = engine_seq_page(run->seq, run->next_page + i);
-        offsets[i] = page * info->page_bytes;
+        uint64_t page = engine_seq_page(run->seq, first + i);
+        offsets[i] = page * info->page_bytes + from;
         parcel->pieces[i].src = info->pool_base + offsets[i];
-        parcel->pieces[i].bytes = info->page_bytes;
+        parcel->pieces[i].bytes = to - from;
     }
-    run->next_page += n;
+    if (first >= run->pages_ready) {
+        run->runs->stats.n_early_bytes += parcel->bytes;
+    }
     parcel_go(parcel, run->runs->pool_region, offsets);
+    return true;
 }
 
 static void send_tail(struct run *run)
@@ -212,13 +240,13 @@ static void send_tail(struct run *run)
 void run_pump(struct run *run)
 {
     while (run->n_slots > 0 && (run->state == RUN_COMPUTING || run->state == RUN_SENDING)) {
-        if (run->next_page < run->pages_ready) {
-            send_pages(run);
-        } else if (run->tail_ready && run->tail_at < run->tail_bytes) {
-            send_tail(run);
-        } else {
+        if (send_pages(run)) {
+            continue;
+        }
+        if (!run->tail_ready || run->tail_at == run->tail_bytes) {
             break;
         }
+        send_tail(run);
     }
 }
 

@@ -494,6 +494,7 @@ enum metric {
     COUNTER_REFUSED,
     COUNTER_PARCELS,
     COUNTER_BYTES,
+    COUNTER_EARLY_BYTES,
     COUNTER_TOKENS,
     COUNTER_PREFLIGHTS,
     COUNTER_PREFLIGHTS_FAILED,
@@ -531,6 +532,7 @@ static double value_of(void *cookie)
         [COUNTER_REFUSED] = (double)r.n_refused,
         [COUNTER_PARCELS] = (double)r.n_parcels,
         [COUNTER_BYTES] = (double)r.n_bytes,
+        [COUNTER_EARLY_BYTES] = (double)r.n_early_bytes,
         [COUNTER_TOKENS] = (double)b.n_chunk_tokens,
         [COUNTER_PREFLIGHTS] = (double)prefill->n_preflights,
         [COUNTER_PREFLIGHTS_FAILED] = (double)prefill->n_preflights_failed,
@@ -555,6 +557,8 @@ static const struct {
     {COUNTER_REFUSED, "baton_transfers_refused_total", "Transfers refused at once."},
     {COUNTER_PARCELS, "baton_parcels_total", "Parcels sent."},
     {COUNTER_BYTES, "baton_transfer_bytes_total", "Bytes of parcels sent."},
+    {COUNTER_EARLY_BYTES, "baton_transfer_early_bytes_total",
+     "Bytes of the last chunks' pages that left while their layers still computed."},
     {COUNTER_TOKENS, "baton_prefill_tokens_total", "Prompt tokens computed."},
     {COUNTER_PREFLIGHTS, "baton_preflights_total", "Preflights run."},
     {COUNTER_PREFLIGHTS_FAILED, "baton_preflights_failed_total", "Preflights that failed."},
@@ -599,6 +603,7 @@ enum status prefill_create(struct node *node, const struct prefill_options *opti
         .node_id = node_hello(node)->node_id,
         .max_queued = options->max_queued,
         .n_tails = options->n_tails,
+        .n_pieces = options->n_pieces,
     };
     status = runs_create(&runs, on_broken, prefill, &prefill->runs, err);
     if (status) {

@@ -14,6 +14,7 @@ struct prefill;
 
 struct prefill_options {
     uint32_t max_queued, n_tails, n_workers;
+    uint32_t n_pieces; /* prefill/handoff.h */
 };
 
 /* The ops to give to node_open with a `struct prefill **` as cookie, which prefill_create fills. */

@@ -88,9 +88,10 @@ def test_split_is_whole(build):
             _, answer = cluster.post("/detokenize", {"tokens": shown})
             check_equal(greedy[i][0], answer["prompt"], f"greedy text of prompt {i} against baton-eval")
         cluster.check_idle()
-    for prefill, decode, chunk in ((1, 1, 64), (2, 2, 300)):
+    for prefill, decode, chunk, pieces in ((1, 1, 64, 0), (2, 2, 300, 3)):
         with Cluster(build, engine="model", prefill=prefill, decode=decode,
-                     extra=["router:--local-prefill=never", f"prefill:--chunk={chunk}"]) as cluster:
+                     extra=["router:--local-prefill=never", f"prefill:--chunk={chunk}",
+                            f"prefill:--last-chunk-pieces={pieces}"]) as cluster:
             what = f"{prefill} prefill and {decode} decode nodes, chunks of {chunk}"
             same(ask_all(cluster, ids, 0, 6), greedy, what + ", greedy")
             same(ask_all(cluster, ids, 1.0, 3), sampled, what + ", sampled")

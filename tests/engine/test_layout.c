@@ -103,6 +103,28 @@ static void test_no_overlap(void **state)
     }
 }
 
+/* What is final after n layers: nothing that a later layer writes, and all of the page in the end.
+ * V4-Flash's pages are nineteen twentieths slices of sparse layers, so most of a page goes early.
+ */
+static void test_page_final(void **state)
+{
+    struct model_config c = flash();
+    struct layout l = make(&c, false);
+    for (uint32_t n = 0; n <= l.n_layers; n++) {
+        size_t bytes = layout_page_final(&l, n);
+        assert_true(bytes % 8 == 0 && (n == 0 || bytes >= layout_page_final(&l, n - 1)));
+        for (uint32_t i = n; i < l.n_layers; i++) {
+            const struct ops_place *p = &l.places[i];
+            assert_true(!p->ratio || (p->entry >= bytes && p->entry_scale >= bytes));
+            assert_true(p->ratio != 4 || (p->key >= bytes && p->key_scale >= bytes));
+        }
+    }
+    assert_int_equal(layout_page_final(&l, 0), 0);
+    assert_int_equal(layout_page_final(&l, 22), 10 * 41728);
+    assert_int_equal(layout_page_final(&l, 42), 20 * 41728);
+    assert_int_equal(layout_page_final(&l, 43), l.page_bytes);
+}
+
 /* Slots filled with random bytes, saved and loaded for many lengths: a second save is the same, and
  * every float a later token reads is there. */
 static void test_tail(void **state)
@@ -217,8 +239,9 @@ static void test_describe(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flash),    cmocka_unit_test(test_no_overlap),
-        cmocka_unit_test(test_tail),     cmocka_unit_test(test_trim),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_describe)};
+        cmocka_unit_test(test_flash),      cmocka_unit_test(test_no_overlap),
+        cmocka_unit_test(test_page_final), cmocka_unit_test(test_tail),
+        cmocka_unit_test(test_trim),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_describe)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,8 +60,9 @@ static void prefill(struct engine *engine, struct engine_seq *seq, const uint32_
     for (uint32_t at = 0; at < n;) {
         uint32_t m = chunk ? chunk : 1 + (uint32_t)rand_r(&seed) % 70;
         m = m < n - at ? m : n - at;
-        assert_int_equal(engine_prefill(engine, seq, ids + at, m, at + m == n ? &row : NULL, NULL),
-                         STATUS_OK);
+        assert_int_equal(
+            engine_prefill(engine, seq, ids + at, m, at + m == n ? &row : NULL, NULL, NULL),
+            STATUS_OK);
         at += m;
     }
 }
@@ -328,7 +329,7 @@ static void test_fork_and_draw(void **state)
     struct engine_seq *seq = new_seq(engine, n + 4), *copy;
     struct engine_sampling greedy = {.top_p = 1.0f, .repetition_penalty = 1.0f};
     struct engine_row row = {.logits = logits, .sampling = &greedy};
-    assert_int_equal(engine_prefill(engine, seq, ids, n, &row, NULL), STATUS_OK);
+    assert_int_equal(engine_prefill(engine, seq, ids, n, &row, NULL, NULL), STATUS_OK);
     for (uint32_t i = 0; i < vocab; i++) {
         assert_true(logits[i] < logits[row.draw.id] ||
                     (logits[i] == logits[row.draw.id] && i >= row.draw.id));
@@ -352,13 +353,77 @@ static void test_fork_and_draw(void **state)
     engine_close(engine);
 }
 
+enum { MAX_PIECES = 16 };
+
+struct pieces_seen {
+    const struct engine_info *info;
+    const struct engine_seq *seq;
+    uint32_t n_pages, n;
+    size_t bytes[MAX_PIECES];
+    uint8_t *copies[MAX_PIECES]; /* of every page as it was then */
+};
+
+static uint8_t *pages_copy(const struct pieces_seen *seen)
+{
+    size_t page_bytes = seen->info->page_bytes;
+    uint8_t *copy = mem_alloc(seen->n_pages * page_bytes);
+    for (uint32_t i = 0; i < seen->n_pages; i++) {
+        uint32_t page = engine_seq_page(seen->seq, i);
+        memcpy(copy + i * page_bytes, seen->info->pool_base + page * page_bytes, page_bytes);
+    }
+    return copy;
+}
+
+static void pieces_ready(void *cookie, size_t page_bytes)
+{
+    struct pieces_seen *seen = cookie;
+    assert_true(seen->n < MAX_PIECES);
+    seen->bytes[seen->n] = page_bytes;
+    seen->copies[seen->n++] = pages_copy(seen);
+}
+
+/* What was said to be final before the chunk's end is what stands there after it; the rest was not
+ * yet. The chunk completes one page that an earlier one began, and one of its own. */
+static void test_pieces(void **state)
+{
+    struct engine *engine = open_engine(tiny, false, "cpu", 1);
+    const struct engine_info *info = engine_info(engine);
+    uint32_t n = 2 * info->page_tokens, n_before = 250;
+    struct engine_seq *seq = new_seq(engine, n);
+    struct pieces_seen seen = {.info = info, .seq = seq, .n_pages = 2};
+    struct engine_pieces pieces = {4, pieces_ready, &seen};
+    uint32_t *ids = mem_array(n, sizeof(*ids));
+    random_ids(ids, n, info->vocab_size, 77);
+    assert_int_equal(engine_prefill(engine, seq, ids, n_before, NULL, NULL, NULL), STATUS_OK);
+    assert_int_equal(engine_prefill(engine, seq, ids + n_before, n - n_before, NULL, NULL, &pieces),
+                     STATUS_OK);
+    assert_in_range(seen.n, 1, 4);
+    uint8_t *whole = pages_copy(&seen);
+    size_t page_bytes = info->page_bytes;
+    for (uint32_t k = 0; k < seen.n; k++) {
+        size_t before = k ? seen.bytes[k - 1] : 0;
+        assert_true(seen.bytes[k] < page_bytes && seen.bytes[k] - before >= page_bytes / 4);
+        for (uint32_t i = 0; i < seen.n_pages; i++) {
+            const uint8_t *then = seen.copies[k] + i * page_bytes;
+            const uint8_t *now = whole + i * page_bytes;
+            assert_memory_equal(then, now, seen.bytes[k]);
+            assert_memory_not_equal(then, now, page_bytes);
+        }
+        mem_free(seen.copies[k]);
+    }
+    mem_free(whole);
+    mem_free(ids);
+    engine_seq_free(seq);
+    engine_close(engine);
+}
+
 static void test_cancel(void **state)
 {
     struct engine *engine = open_engine(tiny, false, "cpu", 1);
     struct engine_seq *seq = new_seq(engine, 4);
     _Atomic bool cancel = true;
     uint32_t ids[4] = {1, 2, 3, 4};
-    assert_int_equal(engine_prefill(engine, seq, ids, 4, NULL, &cancel), STATUS_CANCELLED);
+    assert_int_equal(engine_prefill(engine, seq, ids, 4, NULL, &cancel, NULL), STATUS_CANCELLED);
     engine_seq_free(seq);
     engine_close(engine);
 }
@@ -394,7 +459,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_exact_golden), cmocka_unit_test(test_quantised_golden),
         cmocka_unit_test(test_chunks),       cmocka_unit_test(test_batch),
         cmocka_unit_test(test_hand_off),     cmocka_unit_test(test_fork_and_draw),
-        cmocka_unit_test(test_cancel),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_pieces),       cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,11 +29,12 @@ enum {
     N_IDS = 600,
     N_PAGES = 3,
     N_SLOTS = 8,
+    N_GRANTS = 64, /* pieces of pages make a transfer want more slots: three a step at most */
     STEPS_MAX = 16
 };
 
 struct peer {
-    uint32_t slots[N_SLOTS], n_slots;
+    uint32_t slots[N_GRANTS], n_slots;
     uint64_t transfer;
 };
 
@@ -71,7 +72,7 @@ enum status peer_send(struct peer *to, const Baton__ToPrefill *message)
         const Baton__ToPrefill__Slots *slots = message->slots;
         for (size_t r = 0; r < slots->n_slot_runs; r += 2) {
             for (uint32_t k = 0; k < slots->slot_runs[r + 1]; k++) {
-                require(to->n_slots < N_SLOTS);
+                require(to->n_slots < N_GRANTS);
                 to->slots[to->n_slots++] = slots->slot_runs[r] + k;
             }
         }
@@ -219,18 +220,22 @@ static void say_parcel(struct bytes *in, bool tail)
     uint8_t wrong = take(in);
     uint32_t first = (uint32_t)field(in, wrong, 0, tail ? N_PAGES : 0);
     uint32_t n = (uint32_t)field(in, wrong, 1, tail ? TAIL_BYTES / PAGE_BYTES : N_PAGES) % 16;
+    uint32_t half = (uint32_t)field(in, wrong, 7, 0) % 3; /* of each page; 0: the whole */
+    uint32_t slot = (uint32_t)field(in, wrong, 7, first);
+    size_t from_byte = !tail && half == 2 ? PAGE_BYTES / 2 : 0;
+    size_t piece_bytes = !tail && half ? PAGE_BYTES / 2 : PAGE_BYTES;
     uint32_t runs[34];
     struct accept_piece pieces[16];
     Baton__FromPrefill__Parcel parcel = BATON__FROM_PREFILL__PARCEL__INIT;
     Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t from = (first + i) % (N_PAGES + TAIL_BYTES / PAGE_BYTES);
-        runs[2 * i] = peer.slots[(first + i) % N_SLOTS];
+        runs[2 * i] = peer.slots[(slot + i) % N_GRANTS];
         runs[2 * i + 1] = 1;
-        pieces[i].src = images + (size_t)from * PAGE_BYTES;
-        pieces[i].bytes = PAGE_BYTES;
+        pieces[i].src = images + (size_t)from * PAGE_BYTES + from_byte;
+        pieces[i].bytes = piece_bytes;
         if (runs[2 * i] < N_SLOTS) { /* as if it had been put */
-            memcpy(landing_slot(landing, runs[2 * i]), pieces[i].src, PAGE_BYTES);
+            memcpy(landing_slot(landing, runs[2 * i]), pieces[i].src, piece_bytes);
         }
     }
     parcel.transfer = peer.transfer;
@@ -240,9 +245,9 @@ static void say_parcel(struct bytes *in, bool tail)
                                                 : BATON__FROM_PREFILL__PARCEL__KIND__PAGES);
     parcel.first_page = tail ? 0 : first;
     parcel.n_pages = tail ? 0 : n;
-    parcel.bytes = field(in, wrong, 3, (uint64_t)n * PAGE_BYTES);
+    parcel.bytes = field(in, wrong, 3, n * (uint64_t)piece_bytes);
     parcel.total_bytes = tail ? TAIL_BYTES : 0;
-    parcel.offset = tail ? (uint64_t)(first % 8 - N_PAGES % 8) * PAGE_BYTES : 0;
+    parcel.offset = tail ? (uint64_t)(first % 8 - N_PAGES % 8) * PAGE_BYTES : from_byte;
     parcel.checksum = accept_parcel_checksum(parcel.transfer, parcel.seq, pieces, n);
     parcel.checksum ^= field(in, wrong, 4, 0);
     parcel.slot_runs = runs;
@@ -254,7 +259,6 @@ static void say_parcel(struct bytes *in, bool tail)
         runs[0] = (uint32_t)field(in, wrong, 6, 0);
         runs[1] = (uint32_t)field(in, wrong, 6, 1);
     }
-    parcel.n_layers = (uint32_t)field(in, wrong, 7, 0);
     message.what_case = BATON__FROM_PREFILL__WHAT_PARCEL;
     message.parcel = &parcel;
     say(&message);

@@ -161,6 +161,18 @@ static void parcel_right(struct fake *fake, Baton__FromPrefill__Parcel *parcel, 
     parcel->checksum = accept_parcel_checksum(fake->transfer, seq, pieces, n_slots);
 }
 
+/* Of each page only the first half. */
+static void parcel_halve(struct fake *fake, Baton__FromPrefill__Parcel *parcel)
+{
+    struct accept_piece pieces[MAX_SLOTS];
+    for (uint32_t i = 0; i < parcel->n_pages; i++) {
+        pieces[i].src = memory + (size_t)(parcel->first_page + i) * PAGE_BYTES;
+        pieces[i].bytes = PAGE_BYTES / 2;
+    }
+    parcel->bytes = parcel->n_pages * (uint64_t)PAGE_BYTES / 2;
+    parcel->checksum = accept_parcel_checksum(fake->transfer, parcel->seq, pieces, parcel->n_pages);
+}
+
 static void say_parcel(struct fake *fake, Baton__FromPrefill__Parcel *parcel)
 {
     Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
@@ -205,12 +217,6 @@ static void parcel_spoil(struct fake *fake, Baton__FromPrefill__Parcel *pages, u
     case MODE_FEW_SLOTS:
         pages->n_slot_runs -= 2;
         break;
-    case MODE_GAP:
-        pages->first_page = 1;
-        pages->n_pages--;
-        pages->n_slot_runs -= 2;
-        pages->bytes -= PAGE_BYTES;
-        break;
     case MODE_TOO_MANY_PAGES:
         pages->n_pages = UINT32_MAX;
         break;
@@ -225,8 +231,22 @@ static void parcel_spoil(struct fake *fake, Baton__FromPrefill__Parcel *pages, u
     case MODE_KIND_UNKNOWN:
         pages->kind = (Baton__FromPrefill__Parcel__Kind)7;
         break;
-    case MODE_LAYERS:
-        pages->n_layers = 3;
+    case MODE_PIECE_LATER:
+        pages->offset = PAGE_BYTES / 2;
+        pages->bytes /= 2;
+        break;
+    case MODE_PIECE_DUST:
+        pages->bytes = 8 * (uint64_t)pages->n_pages;
+        break;
+    case MODE_PIECE_LONG:
+        pages->bytes += 8 * (uint64_t)pages->n_pages;
+        break;
+    case MODE_PIECE_ODD:
+        pages->bytes -= 8;
+        break;
+    case MODE_PIECE_AGAIN:
+    case MODE_HALF_PAGES:
+        parcel_halve(fake, pages);
         break;
     default:
         break;
@@ -240,13 +260,20 @@ static void tell(struct fake *fake)
     Baton__FromPrefill__Parcel pages, tail, more;
     bool half = fake_mode == MODE_DONE_AFTER_HALF || fake_mode == MODE_FAILED_HALF_WAY ||
                 fake_mode == MODE_OVERLAP;
-    parcel_right(fake, &pages, 0, 0, half ? 1 : fake->n_pages, runs);
+    uint32_t gap = fake_mode == MODE_GAP;
+    parcel_right(fake, &pages, 0, gap, half ? 1 : fake->n_pages - gap, runs);
     parcel_spoil(fake, &pages, runs);
     say_parcel(fake, &pages);
     if (fake_mode == MODE_FAILED_HALF_WAY || fake_mode == MODE_FAILED_STALLED) {
         say_failed(fake, fake_mode == MODE_FAILED_STALLED ? BATON__FAIL_CODE__FAIL_STALLED
                                                           : BATON__FAIL_CODE__FAIL_NO_ROOM);
         say_drained(fake);
+        return;
+    }
+    if (fake_mode == MODE_PIECE_AGAIN) {
+        pages.seq = 1;
+        parcel_halve(fake, &pages);
+        say_parcel(fake, &pages);
         return;
     }
     if (fake_mode == MODE_OVERLAP) {

@@ -27,7 +27,12 @@ enum fake_mode {
     MODE_TAIL_LONG,       /* a tail of another size */
     MODE_TAIL_OFFSET,     /* the end of the tail first */
     MODE_KIND_UNKNOWN,    /* neither pages nor tail */
-    MODE_LAYERS,          /* a layer group where whole pages are agreed */
+    MODE_PIECE_LATER,     /* pieces of pages that do not begin where the pages end */
+    MODE_PIECE_DUST,      /* eight bytes of each page */
+    MODE_PIECE_LONG,      /* more than is left of the pages */
+    MODE_PIECE_ODD,       /* bytes that are not as many of each page */
+    MODE_PIECE_AGAIN,     /* the first half of the pages, twice */
+    MODE_HALF_PAGES,      /* the first half of each page, and done */
     MODE_DONE_AFTER_HALF, /* First and Done, pages missing */
     MODE_DONE_NO_TAIL,
     MODE_DONE_NO_FIRST,

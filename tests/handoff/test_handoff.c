@@ -5,6 +5,7 @@
  */
 #include "cluster.h"
 
+#include <inttypes.h>
 #include <signal.h>
 
 static const int PREFILL = BATON__ROLE__ROLE_PREFILL, DECODE = BATON__ROLE__ROLE_DECODE;
@@ -128,6 +129,41 @@ static void few_slots(void **state)
     nodes_end();
 }
 
+/* The pages of the last chunk leave in pieces while it computes: the same bytes, each once,
+ * with slots for all of them or one for one piece after the other. */
+static void last_chunk_in_pieces(void **state)
+{
+    static const uint32_t lengths[] = {255, 256, 257, 1100, 1536, 2048, 2049, 7000};
+    static const uint32_t n_slots[] = {1, 5, 32};
+    for (uint32_t i = 0; i < 3; i++) {
+        char args[64];
+        struct test_node *p0 =
+            node_spawn(PREFILL, "p0", "--last-chunk-pieces 5 --sim-prefill-speed 25000");
+        snprintf(args, sizeof(args), "--landing-slots %" PRIu32, n_slots[i]);
+        struct test_node *d0 = node_spawn(DECODE, "d0", args);
+        wait_pair(d0, "p0", READY, 5000);
+        double wanted = 0;
+        for (uint32_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+            struct start start = {
+                .prefill = "p0", .ids = ids_make(lengths[k], k), .n_ids = lengths[k]};
+            struct test_request *request = request_start(d0, &start);
+            wait_ended(request, 8000);
+            assert_greedy(request, &start);
+            uint64_t bytes = (lengths[k] + 255) / 256 * (uint64_t)PAGE_BYTES + TAIL_BYTES;
+            assert_int_equal(request->timings.bytes, bytes);
+            wanted += (double)bytes;
+            mem_free((void *)start.ids);
+        }
+        double early = node_metric(p0, "baton_transfer_early_bytes_total");
+        assert_true(node_metric(p0, "baton_transfer_bytes_total") == wanted);
+        assert_true(early > 0 && early < wanted);
+        assert_int_equal(node_metric(d0, "baton_protocol_errors_total"), 0);
+        wait_baseline(d0, 2000);
+        wait_baseline(p0, 2000);
+        nodes_end();
+    }
+}
+
 /* A pool that holds few prompts: transfers wait open, rows that run short are preempted and say
  * so, and nothing stands still. */
 static void small_pool(void **state)
@@ -219,7 +255,8 @@ static void cancel_in_every_phase(void **state)
 /* Cancels at moments that nobody chose. What was not cancelled in time is right to the token. */
 static void cancel_at_any_moment(void **state)
 {
-    struct test_node *p0 = node_spawn(PREFILL, "p0", "--chunk 256 --sim-prefill-speed 100000");
+    struct test_node *p0 =
+        node_spawn(PREFILL, "p0", "--chunk 512 --last-chunk-pieces 3 --sim-prefill-speed 100000");
     struct test_node *d0 = node_spawn(DECODE, "d0", "--landing-slots 3 --max-sequences 64");
     struct test_request *all[60];
     struct start starts[60];
@@ -428,6 +465,7 @@ int main(int argc, char **argv)
         NODE_TEST(continues_what_was_emitted),
         NODE_TEST(many_to_many),
         NODE_TEST(few_slots),
+        NODE_TEST(last_chunk_in_pieces),
         NODE_TEST(small_pool),
         NODE_TEST(cancel_in_every_phase),
         NODE_TEST(cancel_at_any_moment),

@@ -89,7 +89,12 @@ static void e4_tiling(void **state)
         {MODE_TAIL_LONG, BATON__FAIL_CODE__FAIL_TILING, "a tail of another size"},
         {MODE_TAIL_OFFSET, BATON__FAIL_CODE__FAIL_TILING, "the end of the tail first"},
         {MODE_KIND_UNKNOWN, BATON__FAIL_CODE__FAIL_TILING, "an unknown kind"},
-        {MODE_LAYERS, BATON__FAIL_CODE__FAIL_TILING, "a layer group"},
+        {MODE_PIECE_LATER, BATON__FAIL_CODE__FAIL_TILING, "the second half of pages first"},
+        {MODE_PIECE_DUST, BATON__FAIL_CODE__FAIL_TILING, "eight bytes of each page"},
+        {MODE_PIECE_LONG, BATON__FAIL_CODE__FAIL_TILING, "more than pages"},
+        {MODE_PIECE_ODD, BATON__FAIL_CODE__FAIL_TILING, "pages of unlike size"},
+        {MODE_PIECE_AGAIN, BATON__FAIL_CODE__FAIL_TILING, "half of the pages twice"},
+        {MODE_HALF_PAGES, BATON__FAIL_CODE__FAIL_TILING, "half of each page, and done"},
         {MODE_DONE_AFTER_HALF, BATON__FAIL_CODE__FAIL_TILING, "done after half"},
         {MODE_DONE_NO_TAIL, BATON__FAIL_CODE__FAIL_TILING, "done without tail"},
         {MODE_DONE_NO_FIRST, BATON__FAIL_CODE__FAIL_TILING, "done without first tokens"},
@@ -231,7 +236,7 @@ struct decoy {
     struct link *link;
     struct region *region;
     bool greeted, closed;
-    uint32_t n_first, n_done, n_failed, n_drained, n_slots_given, first_token;
+    uint32_t n_progress, n_first, n_done, n_failed, n_drained, n_slots_given, first_token;
     int code;
     char text[256];
 };
@@ -289,6 +294,9 @@ static void decoy_message(void *cookie, struct link *link, const uint8_t *bytes,
     switch (message->what_case) {
     case BATON__FROM_PREFILL__WHAT_HELLO:
         decoy->greeted = true;
+        break;
+    case BATON__FROM_PREFILL__WHAT_PROGRESS:
+        decoy->n_progress++;
         break;
     case BATON__FROM_PREFILL__WHAT_FIRST:
         decoy->n_first++;
@@ -380,7 +388,7 @@ static void d1_duplicate_transfer(void **state)
     decoy_open(&decoy, p0);
     decoy_run(&decoy, 7, ids, N_IDS, N_IDS);
     decoy_run(&decoy, 7, other, N_IDS, N_IDS);
-    run_ms(30);
+    WAIT_FOR(decoy.n_progress > 0, 8000); /* slots for what has not begun are dropped */
     decoy_slots(&decoy, 7, 0, N_SLOTS);
     WAIT_FOR(decoy.n_done == 1, 8000);
     run_ms(300);

@@ -234,7 +234,7 @@ class Cluster(kit.Cluster):
         """{name: {pid, rss_bytes, descriptors, threads}} of every living process."""
         found = {}
         for name, pid in self.pids().items():
-            with contextlib.suppress(OSError, TypeError):
+            with contextlib.suppress(OSError, TypeError, KeyError):  # KeyError: a zombie has no VmRSS
                 with open(f"/proc/{pid}/status", encoding="ascii") as file:
                     status = dict(line.split(":", 1) for line in file if ":" in line)
                 found[name] = {"pid": pid, "rss_bytes": int(status["VmRSS"].split()[0]) * 1024,
