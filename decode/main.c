@@ -60,6 +60,11 @@ int main(int argc, char **argv)
     FAULT_START(&argc, argv);
     opts_parse_or_exit(&program, argc, argv, &options);
     log_init((enum log_level)options.node.log_level, options.node.log_json, NULL);
+    int code;
+    if (node_options_answered(&options.node, program.name, &code)) {
+        opts_free(&program, &options);
+        return code;
+    }
     struct node_config config = {
         .name = program.name,
         .role = BATON__ROLE__ROLE_DECODE,
@@ -81,7 +86,7 @@ int main(int argc, char **argv)
         .n_workers = (uint32_t)options.workers,
         .prefill_share = options.prefill_share,
     };
-    int code = 1;
+    code = 1;
     if (decode_create(node, &decode_options, &decode, &err)) {
         log_error("decode", "%s", err.text);
     } else {

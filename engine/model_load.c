@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/kernels.h"
 #include "model/weights.h"
 
 /* One rank being loaded; the first failure sticks and the rest of the layer is skipped. */
@@ -267,8 +268,13 @@ static struct ops_dims dims_of(const struct model_config *c, bool exact)
                              .yarn_original = c->yarn_original_positions};
 }
 
-static enum status share(const struct model_config *c, bool exact, uint32_t rank_i, uint32_t n,
-                         struct forward_rank *rank, struct error *err)
+static uint32_t vocab_first(const struct model_config *c, uint32_t rank_i, uint32_t n)
+{
+    return (uint32_t)((uint64_t)c->vocab_size * rank_i / n);
+}
+
+enum status model_load_dims(const struct model_config *c, bool exact, uint32_t rank_i, uint32_t n,
+                            struct ops_dims *ret_dims, struct error *err)
 {
     struct ops_dims d = dims_of(c, exact);
     if (c->n_heads % n || c->o_groups % n || c->n_experts % n) {
@@ -283,13 +289,15 @@ static enum status share(const struct model_config *c, bool exact, uint32_t rank
     d.expert_end = d.expert_first + c->n_experts / n;
     d.has_shared = rank_i == 0;
     d.is_partial = n > 1;
-    rank->vocab_first = (uint32_t)((uint64_t)c->vocab_size * rank_i / n);
-    d.vocab = (uint32_t)((uint64_t)c->vocab_size * (rank_i + 1) / n) - rank->vocab_first;
-    rank->dims = d;
+    d.vocab = vocab_first(c, rank_i + 1, n) - vocab_first(c, rank_i, n);
+    *ret_dims = d;
     return STATUS_OK;
 }
 
-static enum status open_ranks(struct forward *f, const struct model_config *config,
+/* The ranks' shapes are alike, so the first rank's choice is everyone's: it fills `table`, which is
+ * f->ops. */
+static enum status open_ranks(struct forward *f, const struct registry_choice *choice,
+                              struct ops *table, const struct model_config *config,
                               const struct layout *layout, bool exact,
                               const struct ops_limits *limits, struct error *err)
 {
@@ -297,7 +305,11 @@ static enum status open_ranks(struct forward *f, const struct model_config *conf
     each.n_threads = limits->n_threads ? (limits->n_threads + f->n_ranks - 1) / f->n_ranks : 0;
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = &f->ranks[k];
-        enum status status = share(config, exact, k, f->n_ranks, rank, err);
+        enum status status = model_load_dims(config, exact, k, f->n_ranks, &rank->dims, err);
+        rank->vocab_first = vocab_first(config, k, f->n_ranks);
+        if (!status && k == 0) {
+            status = engine_kernels_choose(choice, &rank->dims, &each, table, err);
+        }
         if (!status) {
             status = f->ops->open(&rank->dims, &each, &rank->device, err);
         }
@@ -372,7 +384,6 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
                        const struct ops_limits *limits, void (*tick)(void *cookie), void *cookie,
                        uint8_t ret_identity[16], struct error *err)
 {
-    f->ops = choice->ops;
     f->n_ranks = choice->n_devices;
     f->n_layers = config->n_layers;
     f->max_rows = limits->n_rows;
@@ -382,7 +393,9 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
     if (status) {
         return status;
     }
-    status = open_ranks(f, config, layout, exact, limits, err);
+    struct ops *table = mem_zalloc(sizeof(*table));
+    f->ops = table; /* freed by unload */
+    status = open_ranks(f, choice, table, config, layout, exact, limits, err);
     for (uint32_t i = 0; i <= f->n_layers && !status; i++) {
         status = load_part(f, config, weights, i, err);
         tick(cookie);
@@ -411,4 +424,6 @@ void model_unload(struct forward *f)
         mem_free(f->ranks[k].layers);
         f->ranks[k] = (struct forward_rank){0};
     }
+    mem_free((void *)(uintptr_t)f->ops);
+    f->ops = NULL;
 }

@@ -20,6 +20,11 @@ must_check enum status model_load(struct forward *f, const struct registry_choic
                                   const char *dir, const char *weights, bool exact,
                                   const struct ops_limits *limits, void (*tick)(void *cookie),
                                   void *cookie, uint8_t ret_identity[16], struct error *err);
+/* What rank_i of n devices computes with. INVALID: the group can't share this model, with the
+ * number that does not divide. */
+must_check enum status model_load_dims(const struct model_config *config, bool exact,
+                                       uint32_t rank_i, uint32_t n, struct ops_dims *ret_dims,
+                                       struct error *err);
 /* Closes the devices. */
 void model_unload(struct forward *f);
 

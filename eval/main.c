@@ -18,19 +18,20 @@
 
 #include "base/buf.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/opts.h"
 #include "engine/engine.h"
-#include "kernels/registry.h"
+#include "engine/kernels.h"
 #include "model/tokenizer.h"
 
 enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
 
 struct options {
     char *model, *weights, *device;
-    bool exact, ignore_eos;
+    bool exact, ignore_eos, list_kernels;
     int64_t chunk, threads, context, n, batch;
-    struct opt_list operands;
+    struct opt_list operands, kernels, allow_reference;
 };
 
 #define FIELD(name) offsetof(struct options, name)
@@ -43,9 +44,8 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_STRING,
      .name = "model",
      .value = "DIR",
-     .help = "Folder of the checkpoint.",
-     .offset = FIELD(model),
-     .required = true},
+     .help = "Folder of the checkpoint. Needed but for --list-kernels.",
+     .offset = FIELD(model)},
     {.kind = OPT_STRING,
      .name = "weights",
      .value = "synthetic:SEED",
@@ -57,6 +57,24 @@ static const struct opt_spec specs[] = {
      .initial = "cpu",
      .help = "cpu, cpu:N for a group of N simulated devices, or cuda:N for GPU N.",
      .offset = FIELD(device)},
+    {.kind = OPT_LIST,
+     .name = "kernel",
+     .value = "OPERATION=VARIANT",
+     .help = "Compute an operation by this variant, which must serve this device, the cache's "
+             "layout and the model's shapes. Default: the best that serves.",
+     .offset = FIELD(kernels)},
+    {.kind = OPT_LIST,
+     .name = "allow-reference",
+     .value = "NAME",
+     .help = "Let the reference kernel of this operation compute, which is right but slow, where "
+             "no tuned one serves: a name, several with commas, or all. Without it such a start is "
+             "refused. On the CPU no operation needs it.",
+     .offset = FIELD(allow_reference)},
+    {.kind = OPT_BOOL,
+     .name = "list-kernels",
+     .help = "Print for each operation which variant --device runs and why each other doesn't, "
+             "with --model for its shapes, and exit: 1 if a start would fail. Takes no COMMAND.",
+     .offset = FIELD(list_kernels)},
     {.kind = OPT_BOOL,
      .name = "exact",
      .help = "Exact arithmetic: no rounding to bfloat16, no simulated quantisation.",
@@ -131,6 +149,7 @@ static const struct opt_program program = {
 
 struct eval {
     struct options options;
+    struct engine_options engine_options;
     struct engine *engine;
     const struct engine_info *info;
     struct tokenizer *tokenizer; /* encode only */
@@ -408,12 +427,6 @@ static void print_item(void *cookie, const char *item, size_t bytes)
     printf("%-28s %zu bytes\n", item, bytes);
 }
 
-static void print_variant(void *cookie, const struct registry_variant *v)
-{
-    printf("%-8s %-10s %-10s %-8s %s\n", v->backend, v->operation, v->variant,
-           v->chosen ? "chosen" : "not", v->reason);
-}
-
 static enum status do_info(struct eval *eval, struct error *err)
 {
     const struct engine_info *info = eval->info;
@@ -427,8 +440,7 @@ static enum status do_info(struct eval *eval, struct error *err)
     }
     printf("\n");
     engine_memory_report(eval->engine, print_item, NULL);
-    registry_list(print_variant, NULL);
-    return STATUS_OK;
+    return engine_kernels_print(&eval->engine_options, stdout, err);
 }
 
 /* --- */
@@ -475,35 +487,59 @@ static enum status run_command(struct eval *eval, const char *command, struct er
     return strcmp(command, "bits") == 0 ? do_bits(eval, err) : do_info(eval, err);
 }
 
+static enum status check_options(const struct options *o, const char *command, struct error *err)
+{
+    enum status status = engine_kernels_wish(o->kernels.items, o->kernels.n,
+                                             o->allow_reference.items, o->allow_reference.n, err);
+    if (status || o->list_kernels) {
+        return status;
+    }
+    if (strcmp(command, "logits") && strcmp(command, "generate") && strcmp(command, "bits") &&
+        strcmp(command, "encode") && strcmp(command, "info")) {
+        return error_set(err, STATUS_INVALID, "say one of logits, generate, bits, encode, info");
+    }
+    return o->model
+               ? STATUS_OK
+               : error_set(err, STATUS_INVALID, "--model must be given: folder of the checkpoint");
+}
+
 int main(int argc, char **argv)
 {
     struct eval eval = {0};
     struct options *o = &eval.options;
     struct error err = {""};
     opts_parse_or_exit(&program, argc, argv, o);
+    log_set_level(LOG_LEVEL_WARN); /* standard error is for what went wrong */
     const char *command = o->operands.n == 1 ? o->operands.items[0] : "";
-    if (strcmp(command, "logits") && strcmp(command, "generate") && strcmp(command, "bits") &&
-        strcmp(command, "encode") && strcmp(command, "info")) {
-        fprintf(stderr, "baton-eval: say one of logits, generate, bits, encode, info\n");
+    if (check_options(o, command, &err)) {
+        fprintf(stderr, "baton-eval: %s\n", err.text);
         opts_free(&program, o);
         return 2;
     }
     uint32_t n_rows = strcmp(command, "bits") == 0 ? (uint32_t)o->batch : 1;
-    struct engine_options options = {.kind = "model",
-                                     .model_dir = o->model,
-                                     .weights = o->weights,
-                                     .device = o->device,
-                                     .exact = o->exact,
-                                     .n_threads = (uint32_t)o->threads,
-                                     .max_sequences = n_rows,
-                                     .n_pages = (uint32_t)((o->context + 255) / 256) * n_rows,
-                                     .max_context_tokens = (uint32_t)o->context,
-                                     .max_chunk_tokens = (uint32_t)o->chunk,
-                                     .max_batch_rows = n_rows};
-    bool encodes = strcmp(command, "encode") == 0;
-    enum status status =
-        encodes ? do_encode(&eval, &err) : engine_open(&options, NULL, &eval.engine, &err);
-    if (!status && !encodes) {
+    eval.engine_options = (struct engine_options){
+        .kind = "model",
+        .model_dir = o->model,
+        .weights = o->weights,
+        .device = o->device,
+        .exact = o->exact,
+        .n_threads = (uint32_t)o->threads,
+        .max_sequences = n_rows,
+        .n_pages = (uint32_t)((o->context + 255) / 256) * n_rows,
+        .max_context_tokens = (uint32_t)o->context,
+        .max_chunk_tokens = (uint32_t)o->chunk,
+        .max_batch_rows = n_rows,
+    };
+    enum status status;
+    if (o->list_kernels) {
+        status = engine_kernels_print(&eval.engine_options, stdout, &err);
+        fflush(stdout);
+    } else if (strcmp(command, "encode") == 0) {
+        status = do_encode(&eval, &err);
+    } else {
+        status = engine_open(&eval.engine_options, NULL, &eval.engine, &err);
+    }
+    if (!status && eval.engine) {
         eval.info = engine_info(eval.engine);
         buf_init(&eval.out);
         eval.logits = mem_array((size_t)n_rows * eval.info->vocab_size, sizeof(float));

@@ -19,9 +19,9 @@
  * three regions of struct ops_kv; arrays of matrices and experts, struct ops_rows with all it
  * points to and head's `which` are host memory. T is rows->n_rows.
  *
- * To add a backend: fill the table, give it a line in kernels/registry.c that says what it needs,
- * and run tests/kernels on it. To add an operation: it must be the model's own, at the grain at
- * which a GPU fuses it, with a CPU version first.
+ * To add a backend: fill the table, give it its variants in kernels/registry.c, which say what they
+ * need, and run tests/kernels on it. To add an operation: it must be the model's own, at the grain
+ * at which a GPU fuses it, with a CPU version first.
  *
  *   embed       token ids to the four streams
  *   mhc         hyper-connections: streams to a sublayer's normed input, and its output back

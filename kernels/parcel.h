@@ -19,6 +19,7 @@
 #ifndef BATON_KERNELS_PARCEL_H
 #define BATON_KERNELS_PARCEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -41,5 +42,7 @@ void parcel_copy_sum(const struct parcel_key *key, struct parcel_sum *sum, void 
 uint64_t parcel_digest(const struct parcel_sum *sum, uint64_t n_bytes);
 /* The instruction set in use ("avx2", "generic"): for the start-up log and the bench. */
 const char *parcel_variant(void);
+/* Use the generic loop whatever the processor has: see kernels/registry.h. Before any sum. */
+void parcel_force_generic(bool on);
 
 #endif

@@ -3,6 +3,7 @@
  */
 #include "kernels/registry.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,93 @@ enum { MAX_GROUP = 16, MAX_DEVICE = 256 };
 #ifndef BATON_CUDA
 #define BATON_CUDA 0
 #endif
+
+const char *const registry_operations[REGISTRY_N_OPERATIONS] = {
+    "embed", "mhc",     "project", "compress", "indexer",  "topk",   "attend", "oproj",
+    "route", "experts", "head",    "comm",     "products", "sample", "parcel"};
+
+/* --- what the host does, whatever the device */
+
+static bool has_avx2(struct error *why)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        return true;
+    }
+#endif
+    return error_set(why, STATUS_UNSUPPORTED, "needs AVX2, which this processor lacks") ==
+           STATUS_OK;
+}
+
+static void install_products(struct ops *table)
+{
+    cpu_gemm_force_generic(false);
+}
+
+static void install_generic_products(struct ops *table)
+{
+    cpu_gemm_force_generic(true);
+}
+
+static void install_parcel(struct ops *table)
+{
+    parcel_force_generic(false);
+}
+
+static void install_generic_parcel(struct ops *table)
+{
+    parcel_force_generic(true);
+}
+
+/* clang-format off */
+#define HOST_VARIANTS                                                                              \
+    {.operation = "sample", .name = "host", .note = "tokens are drawn by the engine on the host"}, \
+    {.operation = "parcel", .name = "avx2", .note = "the host's checksum of the hand-off",         \
+     .is_here = has_avx2, .install = install_parcel},                                              \
+    {.operation = "parcel", .name = "generic", .note = "the same sums on any processor",           \
+     .install = install_generic_parcel}
+
+/* --- cpu */
+
+#define PLAIN(operation_) \
+    {.operation = operation_, .name = "plain", .note = "any processor, any shape"}
+
+static const struct registry_variant cpu_variants[] = {
+    PLAIN("embed"),   PLAIN("mhc"),    PLAIN("project"), PLAIN("compress"),
+    PLAIN("indexer"), PLAIN("topk"),   PLAIN("attend"),  PLAIN("oproj"),
+    PLAIN("route"),   PLAIN("experts"), PLAIN("head"),   PLAIN("comm"),
+    {.operation = "products", .name = "avx2", .note = "of the operations above: eight sums at once",
+     .is_here = has_avx2, .install = install_products},
+    {.operation = "products", .name = "generic", .note = "the same bits on any processor, slowly",
+     .install = install_generic_products},
+    HOST_VARIANTS,
+};
+
+static const struct registry_backend cpu_backend = {
+    "cpu", &ops_cpu, cpu_variants, sizeof(cpu_variants) / sizeof(cpu_variants[0])};
+
+/* --- cuda */
+
+#if BATON_CUDA
+/* Static shared memory ends at 48 KiB, and none of these asks for more at launch. */
+#define CUDA_REFERENCE(operation_)                                                          \
+    {.operation = operation_, .name = "reference", .note = "the CPU's bits, not yet its GPU's speed", \
+     .is_reference = true, .shared_bytes = 48 << 10}
+
+static const struct registry_variant cuda_variants[] = {
+    CUDA_REFERENCE("embed"),   CUDA_REFERENCE("mhc"),     CUDA_REFERENCE("project"),
+    CUDA_REFERENCE("compress"), CUDA_REFERENCE("indexer"), CUDA_REFERENCE("topk"),
+    CUDA_REFERENCE("attend"),  CUDA_REFERENCE("oproj"),   CUDA_REFERENCE("route"),
+    CUDA_REFERENCE("experts"), CUDA_REFERENCE("head"),    CUDA_REFERENCE("comm"),
+    HOST_VARIANTS,
+};
+
+static const struct registry_backend cuda_backend = {
+    "cuda", &ops_cuda, cuda_variants, sizeof(cuda_variants) / sizeof(cuda_variants[0])};
+#endif
+/* clang-format on */
+
+/* --- from a device text */
 
 /* "cuda:N" */
 static enum status find_cuda(const char *device, struct registry_choice *ret_choice,
@@ -34,9 +122,16 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
                          device);
     }
 #if BATON_CUDA
+    struct registry_choice choice = {
+        .backend = &cuda_backend, .ops = &ops_cuda, .n_devices = 1, .device_i = (uint32_t)i};
     enum status status = device_probe((uint32_t)i, err);
     if (!status) {
-        *ret_choice = (struct registry_choice){&ops_cuda, 1, (uint32_t)i};
+        status = device_shape((uint32_t)i, &choice.device.arch, &choice.device.shared_bytes, err);
+    }
+    if (!status) {
+        snprintf(choice.device.text, sizeof(choice.device.text), "cuda:%lu (sm_%u)", i,
+                 choice.device.arch);
+        *ret_choice = choice;
     }
     return status;
 #else
@@ -47,17 +142,24 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
 #endif
 }
 
+static void find_cpu(const char *device, uint32_t n_devices, struct registry_choice *ret_choice)
+{
+    *ret_choice =
+        (struct registry_choice){.backend = &cpu_backend, .ops = &ops_cpu, .n_devices = n_devices};
+    snprintf(ret_choice->device.text, sizeof(ret_choice->device.text), "%s", device);
+}
+
 enum status registry_find(const char *device, struct registry_choice *ret_choice, struct error *err)
 {
     if (strcmp(device, "cpu") == 0) {
-        *ret_choice = (struct registry_choice){.ops = &ops_cpu, .n_devices = 1};
+        find_cpu(device, 1, ret_choice);
         return STATUS_OK;
     }
     if (strncmp(device, "cpu:", 4) == 0) {
         char *end;
         unsigned long n = strtoul(device + 4, &end, 10);
         if (device[4] >= '1' && device[4] <= '9' && *end == '\0' && n <= MAX_GROUP) {
-            *ret_choice = (struct registry_choice){.ops = &ops_cpu, .n_devices = (uint32_t)n};
+            find_cpu(device, (uint32_t)n, ret_choice);
             return STATUS_OK;
         }
         return error_set(err, STATUS_INVALID,
@@ -70,43 +172,4 @@ enum status registry_find(const char *device, struct registry_choice *ret_choice
     }
     return error_set(err, STATUS_INVALID,
                      "device '%s' is unknown: it is 'cpu', 'cpu:N' or 'cuda:N'", device);
-}
-
-static const char *const operations[] = {"embed",   "mhc",     "project", "compress",
-                                         "indexer", "topk",    "attend",  "oproj",
-                                         "route",   "experts", "head",    "comm"};
-
-static void list_cuda(void (*line)(void *cookie, const struct registry_variant *variant),
-                      void *cookie)
-{
-    struct error err = {"this build has no CUDA kernels: it was made without nvcc"};
-    bool here = false;
-#if BATON_CUDA
-    here = device_probe(0, &err) == STATUS_OK;
-#endif
-    for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
-        line(cookie, &(struct registry_variant){"cuda", operations[i], "reference", here,
-                                                here ? "the only variant; the CPU's bits, any shape"
-                                                     : err.text});
-    }
-}
-
-void registry_list(void (*line)(void *cookie, const struct registry_variant *variant), void *cookie)
-{
-    bool avx2 = strcmp(cpu_gemm_variant(), "avx2") == 0;
-    for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
-        line(cookie, &(struct registry_variant){"cpu", operations[i], "reference", true,
-                                                "the only variant; needs nothing"});
-    }
-    line(cookie, &(struct registry_variant){"cpu", "products", "avx2", avx2,
-                                            avx2 ? "this processor has AVX2"
-                                                 : "needs AVX2, which this processor lacks"});
-    line(cookie,
-         &(struct registry_variant){"cpu", "products", "generic", !avx2,
-                                    avx2 ? "gives the same bits more slowly" : "needs nothing"});
-    line(cookie, &(struct registry_variant){"cpu", "sample", "host", true,
-                                            "tokens are drawn by the engine on the host"});
-    line(cookie, &(struct registry_variant){"cpu", "parcel", parcel_variant(), true,
-                                            "fastest that this processor has; same bits"});
-    list_cuda(line, cookie);
 }

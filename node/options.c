@@ -1,7 +1,10 @@
 /* See options.h. */
 #include "node/options.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "engine/kernels.h"
 
 const char *const node_engine_names[] = {"model", "sim", NULL};
 
@@ -26,4 +29,25 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         .sim_vocab_size = (uint32_t)options->sim_vocab_size,
         .sim_script = options->script,
     };
+}
+
+bool node_options_answered(const struct node_options *options, const char *program, int *ret_code)
+{
+    struct error err = {""};
+    const struct opt_list *forced = &options->kernels, *allowed = &options->allow_reference;
+    enum status status =
+        engine_kernels_wish(forced->items, forced->n, allowed->items, allowed->n, &err);
+    int code = status ? 2 : 0;
+    if (!status && options->list_kernels) {
+        struct engine_options engine;
+        node_engine_options(options, &engine);
+        status = engine_kernels_print(&engine, stdout, &err);
+        code = status ? 1 : 0;
+    }
+    if (status) {
+        fflush(stdout);
+        fprintf(stderr, "%s: %s\n", program, err.text);
+    }
+    *ret_code = code;
+    return status || options->list_kernels;
 }

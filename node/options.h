@@ -23,6 +23,8 @@ struct node_options {
     /* engine */
     int engine;
     char *model, *weights, *device;
+    struct opt_list kernels, allow_reference;
+    bool list_kernels;
     bool exact;
     int64_t threads, max_sequences, pages, max_context_tokens, chunk_tokens;
     double sim_prefill_tokens_per_s, sim_step_ms;
@@ -41,6 +43,11 @@ struct node_options {
 extern const char *const node_engine_names[]; /* model, sim */
 
 void node_engine_options(const struct node_options *options, struct engine_options *ret_options);
+
+/* Before a node is opened: what is asked for by name holds from now on. True: this process has
+ * nothing more to do, for --list-kernels was answered or what was asked for can't be; *ret_code is
+ * its exit code. */
+bool node_options_answered(const struct node_options *options, const char *program, int *ret_code);
 
 #define NODE_OPTION(type, member, kind_, field, name_, value_, initial_, min_, max_, help_) \
     {                                                                                       \
@@ -93,6 +100,17 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         NODE_OPTION(T, M, OPT_STRING, device, "device", "DEVICE", "cpu", 0, 0,                     \
                     "cpu, cpu:N for a tensor-parallel group of N simulated devices, cuda:N for "   \
                     "GPU N."),                                                                     \
+        NODE_OPTION(                                                                               \
+            T, M, OPT_LIST, kernels, "kernel", "OPERATION=VARIANT", NULL, 0, 0,                    \
+            "Compute an operation by this variant, which must serve this device, the cache's "     \
+            "layout and the model's shapes. Default: the best that serves."),                      \
+        NODE_OPTION(T, M, OPT_LIST, allow_reference, "allow-reference", "NAME", NULL, 0, 0,        \
+                    "Let the reference kernel of this operation serve, which is right but slow, "  \
+                    "where no tuned one does: a name, several with commas, or all. Without it "    \
+                    "such a start is refused. On the CPU no operation needs it."),                 \
+        NODE_OPTION(T, M, OPT_BOOL, list_kernels, "list-kernels", NULL, "no", 0, 0,                \
+                    "Print for each operation which variant --device runs and why each other "     \
+                    "doesn't, with --model for its shapes, and exit: 1 if a start would fail."),   \
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
                     "Turn the quantisers' simulation off: for comparison with fp32 references."),  \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \

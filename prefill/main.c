@@ -51,6 +51,11 @@ int main(int argc, char **argv)
     FAULT_START(&argc, argv);
     opts_parse_or_exit(&program, argc, argv, &options);
     log_init((enum log_level)options.node.log_level, options.node.log_json, NULL);
+    int code;
+    if (node_options_answered(&options.node, program.name, &code)) {
+        opts_free(&program, &options);
+        return code;
+    }
     struct node_config config = {
         .name = program.name,
         .role = BATON__ROLE__ROLE_PREFILL,
@@ -70,7 +75,7 @@ int main(int argc, char **argv)
         .n_workers = (uint32_t)options.workers,
         .n_pieces = (uint32_t)options.pieces,
     };
-    int code = 1;
+    code = 1;
     if (prefill_create(node, &prefill_options, &prefill, &err)) {
         log_error("prefill", "%s", err.text);
     } else {

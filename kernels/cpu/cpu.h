@@ -94,7 +94,7 @@ void cpu_table_row(const struct ops_matrix *table, uint32_t row, float *ret_row)
 void cpu_gemm(struct cpu_threads *threads, const struct cpu_job *jobs, uint32_t n_jobs);
 /* Which instruction set the products use: "avx2" or "generic". */
 const char *cpu_gemm_variant(void);
-/* For tests: forces the generic loop. */
+/* Use the generic loop whatever the processor has: see kernels/registry.h. */
 void cpu_gemm_force_generic(bool on);
 
 /* Sum of a[i] b[i]: element i in lane i % 32, lanes added in a fixed tree. */

@@ -91,25 +91,32 @@ __attribute__((target("avx2"))) static void sum_avx2(const struct parcel_key *ke
 }
 #endif
 
-static int have_avx2(void)
+static bool force_generic;
+
+void parcel_force_generic(bool on)
+{
+    force_generic = on;
+}
+
+static bool use_avx2(void)
 {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2");
+    return !force_generic && __builtin_cpu_supports("avx2");
 #else
-    return 0;
+    return false;
 #endif
 }
 
 const char *parcel_variant(void)
 {
-    return have_avx2() ? "avx2" : "generic";
+    return use_avx2() ? "avx2" : "generic";
 }
 
 static void sum_words(const struct parcel_key *key, struct parcel_sum *sum, const uint8_t *data,
                       size_t n_words, uint64_t first_word)
 {
 #if defined(__x86_64__)
-    if (have_avx2()) {
+    if (use_avx2()) {
         sum_avx2(key, sum, data, n_words, first_word);
         return;
     }

@@ -65,6 +65,25 @@ enum status device_probe(uint32_t device_i, struct error *err)
     return STATUS_OK;
 }
 
+enum status device_shape(uint32_t device_i, uint32_t *ret_arch, size_t *ret_shared_bytes,
+                         struct error *err)
+{
+    int major = 0, minor = 0, shared = 0, i = (int)device_i;
+    cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i);
+    if (code == cudaSuccess) {
+        code = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, i);
+    }
+    if (code == cudaSuccess) {
+        code = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, i);
+    }
+    if (code != cudaSuccess) {
+        return from_cuda(code, "what the device has", err);
+    }
+    *ret_arch = (uint32_t)(10 * major + minor);
+    *ret_shared_bytes = (size_t)shared;
+    return STATUS_OK;
+}
+
 enum status device_select(int device_i, char *ret_text, size_t text_bytes, struct error *err)
 {
     struct cudaDeviceProp prop;
