@@ -163,7 +163,9 @@ class Cluster:
         raise Wrong(f"the cluster did not start: {problem}\n{log[-3000:]}")
 
     def __exit__(self, *_):
-        self.tool("down")
+        with contextlib.suppress(OSError, ValueError):  # where a case has ended the supervisor, nothing is left to end
+            self.supervisor({"do": "down"})
+            wait_for("the cluster is down", lambda: not os.path.exists(os.path.join(self.folder, "control")), 30)
         self.last_log = self.log()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -186,6 +188,22 @@ class Cluster:
                     break
                 data += piece
         return json.loads(data)
+
+    def start(self, name):
+        """Starts a process that has ended, and waits until every node and every pair is ready."""
+        self.supervisor({"do": "start", "name": name})
+        wait_for(f"all is whole with {name}", self.is_whole, 20)
+        self.find()
+
+    def is_whole(self):
+        pids = self.pids()
+        try:
+            workers = self.workers()
+        except (OSError, EOFError):
+            return False
+        pairs = [pair for worker in workers for pair in worker.get("pairs", [])]
+        return len(workers) == self.n_prefill + self.n_decode and len(pairs) == self.n_prefill * self.n_decode and all(
+            one["state"] == "ready" for one in workers + pairs) and all(w["pid"] == pids[w["id"]] for w in workers)
 
     def pids(self):
         return {p["name"]: p["pid"] for p in self.supervisor({"do": "status"})["processes"]}
@@ -487,6 +505,8 @@ class Suite:
     def __init__(self):
         self.groups = []
         self.alone = []
+        self.waiting = []
+        self.lock = threading.Lock()
 
     def cluster(self, layouts=("split", "lone"), **options):
         """A decorator's maker: cases of it run on one cluster a layout. options: of Cluster; `script` may be a
@@ -509,9 +529,20 @@ class Suite:
             return function
         return keep
 
+    def beside(self, name):
+        """As `case`, for one that does little but wait for a limit of half a minute: it runs while the others do."""
+        def keep(function):
+            self.waiting.append((name, function))
+            return function
+        return keep
+
     def main(self):
         build, wanted = os.path.abspath(sys.argv[1]), sys.argv[2:]
         self.n, self.failed = 0, 0
+        besides = [threading.Thread(target=self.run, args=(name, "", lambda f=function: f(build)))
+                   for name, function in self.waiting if not wanted or name in wanted]
+        for thread in besides:
+            thread.start()
         layouts = os.environ.get("CASES_LAYOUTS", "split,lone").split(",")
         for name, function in self.alone:
             if not wanted or name in wanted:
@@ -521,6 +552,8 @@ class Suite:
             for layout in group["layouts"]:
                 if cases and layout in layouts:
                     self.run_group(build, layout, group["options"], cases)
+        for thread in besides:
+            thread.join()
         print(f"1..{self.n}", flush=True)
         sys.exit(1 if self.failed else 0)
 
@@ -547,8 +580,9 @@ class Suite:
         try:
             function()
         except Skip as reason:
-            self.n += 1
-            print(f"ok {self.n} - {name} {layout} # SKIP {reason}", flush=True)
+            with self.lock:
+                self.n += 1
+                print(f"ok {self.n} - {name} {layout} # SKIP {reason}", flush=True)
             return
         except Exception as error:  # pylint: disable=broad-except
             where = traceback.extract_tb(error.__traceback__)
@@ -560,11 +594,12 @@ class Suite:
         self.tell(problem is None, name, layout, time.monotonic() - start, problem)
 
     def tell(self, good, name, layout, seconds, problem):
-        self.n += 1
-        self.failed += not good
-        print(f"{'ok' if good else 'not ok'} {self.n} - {name} {layout} ({seconds:.1f} s)", flush=True)
-        for line in (problem or "").splitlines():
-            print("# " + line, flush=True)
+        with self.lock:
+            self.n += 1
+            self.failed += not good
+            print(f"{'ok' if good else 'not ok'} {self.n} - {name} {layout} ({seconds:.1f} s)", flush=True)
+            for line in (problem or "").splitlines():
+                print("# " + line, flush=True)
 
 
 def warm(cluster):
