@@ -182,9 +182,10 @@ def streams_while(c, signalled, max_tokens):
 
 @suite.case("FAIL-04")
 def told_to_end(build):
+    names = ("prefill-0", "decode-0", "router")
     fast = ["node:--sim-step=5", "router:--grace=2s", "node:--grace=2s"]
-    for name in ("router", "decode-0", "prefill-0"):
-        with kit.Cluster(build, "split", script=loop_script(build), extra=fast, local="auto") as c:
+    with kit.Cluster(build, "split", script=loop_script(build), extra=fast, local="auto") as c:
+        for name in names:
             pid = c.pids()[name]
 
             def end():
@@ -202,22 +203,22 @@ def told_to_end(build):
             for stream in streams_while(c, end, 100):  # half a second more: within the grace
                 stream.check()
                 check("finish", stream.finish(), "length")
-            wait_for(f"{name} ends", lambda: exit_code(c, name) is not None, 5)
-            check(f"exit code of {name}", exit_code(c, name), 0)
+            ended_well(c, name, 5)
+            c.start(name)
     # A minute of generation and two seconds of grace: an error event, no [DONE], and the connection is cut.
-    for name in ("router", "decode-0"):
-        with kit.Cluster(build, "split", script=loop_script(build), extra=fast) as c:
+    with kit.Cluster(build, "split", script=loop_script(build), extra=fast) as c:
+        for name in ("decode-0", "router"):
             pid = c.pids()[name]
             start = time.monotonic()
             for stream in streams_while(c, lambda: kit.kill(pid, signal.SIGTERM), 12000):
                 need(not stream.done and not stream.whole and stream.error, "an error event, then a cut", stream.events[-1:])
             need(time.monotonic() - start < 8 * kit.PATIENCE, "within the grace", time.monotonic() - start)
-            wait_for(f"{name} ends", lambda: exit_code(c, name) is not None, 5)
-            check(f"exit code of {name}", exit_code(c, name), 0)
+            ended_well(c, name, 5)
+            c.start(name)
     # A second signal ends it now.
-    for name in ("router", "decode-0", "prefill-0"):
-        with kit.Cluster(build, "split", script=loop_script(build), extra=["node:--sim-step=5", "router:--grace=60s",
-                                                                          "node:--grace=60s"], local="auto") as c:
+    with kit.Cluster(build, "split", script=loop_script(build), extra=["node:--sim-step=5", "router:--grace=60s",
+                                                                      "node:--grace=60s"], local="auto") as c:
+        for name in names:
             pid = c.pids()[name]
             with Wire(c.address) as wire:
                 wire.send(frame("POST", CHAT, {**request(0, True, n_words=5), "max_tokens": 12000}))
@@ -225,8 +226,13 @@ def told_to_end(build):
                 kit.kill(pid, signal.SIGTERM)
                 time.sleep(0.3)
                 kit.kill(pid, signal.SIGTERM)
-                wait_for(f"{name} ends at once", lambda: exit_code(c, name) is not None, 2)
-                check(f"exit code of {name}", exit_code(c, name), 0)
+                ended_well(c, name, 2)
+            c.start(name)
+
+
+def ended_well(c, name, seconds):
+    wait_for(f"{name} ends", lambda: exit_code(c, name) is not None, seconds)
+    check(f"exit code of {name}", exit_code(c, name), 0)
 
 
 if __name__ == "__main__":

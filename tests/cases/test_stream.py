@@ -43,7 +43,8 @@ def script(build):
     return entries + [{"ids": tokenizer.ids(LOOP)[0], "loop": True}]
 
 
-case = suite.cluster(script=script, extra=["node:--max-sequences=48", "node:--pages=1024"] if kit.LONG else [])
+ROOM = ["node:--max-sequences=48", "node:--pages=1024"] if kit.LONG else []
+case = suite.cluster(script=script, extra=ROOM)
 
 
 def prompt(key):
@@ -180,23 +181,22 @@ def curls(c, n, *options, **fields):
             child.wait()
 
 
-def slow_readers(c, seconds):
+@contextlib.contextmanager
+def slow_readers(c):
+    """Four that read nothing, curls of 50 bytes a second and ones that are stopped; the curls, once no row moves."""
     # twenty alternatives with each token make some 2 KB an event: the kernel's buffers are soon full
     fat = {"max_tokens": 30000, "logprobs": True, "top_logprobs": 20}
-    router_rss = c.router.rss_bytes()
-    before = c.router.metric("baton_http_slow_readers_dropped_total")
-    alone = c.good_stream(prompt("loop"), max_tokens=400)
-    stopped = [stopped_reader(c, **fat) for _ in range(4)]
-    has_curl = shutil.which("curl") is not None
+    children = []
     with contextlib.ExitStack() as stack:
-        if has_curl:  # readers of 50 bytes a second, and ones that are stopped; what they do not read lies in the kernel
+        for _ in range(4):
+            stack.callback(stopped_reader(c, **fat).close)
+        if shutil.which("curl") is not None:  # what these do not read lies in the kernel
             dripping = stack.enter_context(curls(c, 20 if kit.LONG else 3, "--limit-rate", "50", max_tokens=4000))
             halted = stack.enter_context(curls(c, 5 if kit.LONG else 1, max_tokens=4000))
-            wait_for("they stream", lambda: c.router.metric("baton_http_live_streams") == 4 + len(dripping) + len(halted))
+            children = dripping + halted
+            wait_for("they stream", lambda: c.router.metric("baton_http_live_streams") == 4 + len(children))
             for child in halted:
                 child.send_signal(signal.SIGSTOP)
-        for wire in stopped:
-            stack.callback(wire.close)
 
         def made():
             return c.decode().metric("baton_tokens_generated_total")
@@ -206,6 +206,14 @@ def slow_readers(c, seconds):
             time.sleep(0.5)
             return made() == first
         wait_for("the stopped readers' rows stand still, for want of credit", stands, 30)
+        yield children
+
+
+@case("STR-07")
+def slow_readers_hold_nobody(c):
+    router_rss = c.router.rss_bytes()
+    alone = c.good_stream(prompt("loop"), max_tokens=400)
+    with slow_readers(c) as children:
         pending = c.router.metric("baton_http_pending_output_bytes")
         need(0 < pending <= 4 * (1 << 20), "output held for them is bounded", pending)
         normal = kit.together([lambda: c.good_stream(prompt("loop"), max_tokens=400) for _ in range(4)])
@@ -216,28 +224,28 @@ def slow_readers(c, seconds):
             need(worst < bound, f"gap between tokens {worst:.3f} s, alone it was under {bound:.3f} s")
         grown = c.router.rss_bytes() - router_rss
         need(grown < (96 << 20), f"the router has grown by {grown >> 20} MiB")
-        if has_curl:
-            check("curls that ended or were cut", [child.poll() for child in dripping + halted],
-                  [None] * (len(dripping) + len(halted)))
-            if kit.LONG:
-                time.sleep(300)
-                check("after five minutes", [child.poll() for child in dripping + halted],
-                      [None] * (len(dripping) + len(halted)))
-        if seconds:
+        check("curls that ended or were cut", [child.poll() for child in children], [None] * len(children))
+        if kit.LONG:
+            time.sleep(300)
+            check("after five minutes", [child.poll() for child in children], [None] * len(children))
+
+
+@suite.beside("STR-07-dropped")
+def slow_readers_are_dropped(build):
+    """Who takes nothing for 30 s is dropped, and its row ends."""
+    with kit.Cluster(build, "split", script=script(build), extra=ROOM) as c:
+        kit.warm(c)
+        baseline = c.baseline()
+        with slow_readers(c) as children:
             def dropped():
-                return c.router.metric("baton_http_slow_readers_dropped_total") - before
+                return c.router.metric("baton_http_slow_readers_dropped_total")
             # At 50 bytes a second a TCP window opens once in many minutes: to us that reader takes nothing either.
-            n_most = 4 + (len(dripping) + len(halted) if has_curl else 0)
+            n_most = 4 + len(children)
             with contextlib.suppress(kit.Wrong):
-                wait_for("", lambda: dropped() == n_most, seconds, every=0.5)
+                wait_for("", lambda: dropped() == n_most, 64, every=0.5)
             need(4 <= dropped() <= n_most, f"{dropped()} of {n_most} that read nothing were dropped")
             wait_for("their rows are gone", lambda: c.decode().metric("baton_batch_rows") == 0, 2)
-
-
-@case("STR-07")
-def slow_readers_hold_nobody(c):
-    # the limit of 30 s is waited for on one of the two paths
-    slow_readers(c, 64 if c.layout == "split" else 0)
+        baseline.check()
 
 
 # ------------------------------------------------------------------------------------------------ STR-08

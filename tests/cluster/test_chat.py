@@ -3,6 +3,7 @@
 
     test_chat.py BUILD [TEST...]
 """
+import concurrent.futures
 import json
 import os
 import signal
@@ -149,7 +150,9 @@ def decode_goes(build, how, comes_back):
     with Cluster(build, prefill=1, decode=2, extra=["node:--sim-step=20"]) as cluster:
         bodies = [chat(f"question {i}", max_tokens=100, ignore_eos=True, seed=i, temperature=1, n=1 + i % 3)
                   for i in range(6)]
-        wanted = [cluster.post(CHAT, body)[1] for body in bodies]
+        with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:  # what they are does not hang on what runs beside
+            wanted = [answer for _, answer in pool.map(lambda body: cluster.post(CHAT, body), bodies)]
+        cluster.check_idle()
         streams = [cluster.stream(CHAT, {**body, "stream_options": {"include_usage": True}}) for body in bodies]
         threads = [threading.Thread(target=stream.rest) for stream in streams]
         for stream in streams:
