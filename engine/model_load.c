@@ -22,7 +22,9 @@ struct loader {
     const struct ops *ops;
     struct forward_rank *rank;
     const struct model_config *config;
-    bool shares; /* of a group */
+    bool shares;    /* of a group */
+    bool is_plan;   /* weights have no data, and what is asked for is only counted */
+    bool is_hashed; /* this layer's gate looks experts up */
     enum status status;
     struct error *err;
 };
@@ -36,7 +38,7 @@ static void fail(struct loader *l, enum status status, const char *what)
 
 static const void *copy(struct loader *l, const void *data, size_t bytes, const char *what)
 {
-    if (!data || l->status) {
+    if ((!data && !l->is_plan) || l->status) {
         return NULL;
     }
     const void *memory = l->ops->upload(l->rank->device, data, bytes);
@@ -187,9 +189,13 @@ static void load_mixture(struct loader *l, const struct weights_layer *w, struct
     const struct model_config *c = l->config;
     const struct ops_dims *d = &l->rank->dims;
     ret->gate = plain(l, &w->gate);
-    ret->gate_bias = vector(l, w->gate_bias, c->n_experts, "the gate");
-    ret->tid2eid = copy(l, w->tid2eid, (size_t)c->vocab_size * c->n_experts_used * sizeof(uint16_t),
-                        "the gate");
+    if (l->is_hashed) {
+        ret->tid2eid =
+            copy(l, w->tid2eid, (size_t)c->vocab_size * c->n_experts_used * sizeof(uint16_t),
+                 "the gate");
+    } else {
+        ret->gate_bias = vector(l, w->gate_bias, c->n_experts, "the gate");
+    }
     struct ops_expert *experts = mem_array(c->n_experts, sizeof(*experts));
     ret->experts = experts;
     for (uint32_t e = d->expert_first; e < d->expert_end && !l->status; e++) {
@@ -295,7 +301,7 @@ enum status model_load_dims(const struct model_config *c, bool exact, uint32_t r
 }
 
 /* The ranks' shapes are alike, so the first rank's choice is everyone's: it fills `table`, which is
- * f->ops. */
+ * f->ops. choice NULL: the table is filled. */
 static enum status open_ranks(struct forward *f, const struct registry_choice *choice,
                               struct ops *table, const struct model_config *config,
                               const struct layout *layout, bool exact,
@@ -307,7 +313,7 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
         struct forward_rank *rank = &f->ranks[k];
         enum status status = model_load_dims(config, exact, k, f->n_ranks, &rank->dims, err);
         rank->vocab_first = vocab_first(config, k, f->n_ranks);
-        if (!status && k == 0) {
+        if (!status && k == 0 && choice) {
             status = engine_kernels_choose(choice, &rank->dims, &each, table, err);
         }
         if (!status) {
@@ -324,24 +330,38 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
     return STATUS_OK;
 }
 
-/* Layer i of every rank, or the globals for i == n_layers; then the checkpoint's form is let go. */
-static enum status load_part(struct forward *f, const struct model_config *config,
-                             struct weights *weights, uint32_t i, struct error *err)
+/* Layer i of every rank, or the globals for i == n_layers. */
+static enum status pack_part(struct forward *f, const struct model_config *config,
+                             const struct weights *weights, uint32_t i, bool is_plan,
+                             struct error *err)
 {
-    enum status status =
-        i < f->n_layers ? weights_load_layer(weights, i, err) : weights_load_globals(weights, err);
+    enum status status = STATUS_OK;
     for (uint32_t k = 0; k < f->n_ranks && !status; k++) {
         struct loader l = {.ops = f->ops,
                            .rank = &f->ranks[k],
                            .config = config,
                            .shares = f->n_ranks > 1,
+                           .is_plan = is_plan,
                            .err = err};
         if (i < f->n_layers) {
+            l.is_hashed = config->layers[i].is_hash_routed;
             load_layer(&l, &weights->layers[i], k, &f->ranks[k].layers[i]);
         } else {
             load_globals(&l, weights, k);
         }
         status = l.status;
+    }
+    return status;
+}
+
+/* The same from the checkpoint, whose own form is let go at once. */
+static enum status load_part(struct forward *f, const struct model_config *config,
+                             struct weights *weights, uint32_t i, struct error *err)
+{
+    enum status status =
+        i < f->n_layers ? weights_load_layer(weights, i, err) : weights_load_globals(weights, err);
+    if (!status) {
+        status = pack_part(f, config, weights, i, false, err);
     }
     if (i < f->n_layers) {
         weights_release_layer(weights, i);
@@ -373,9 +393,61 @@ static enum status open_source(const char *dir, const char *source,
         return error_set(err, STATUS_INVALID, "weights '%s': the seed is no number below 2^64",
                          source);
     }
-    log_warn("engine", "synthetic weights of seed %llu: the model's shape without its knowledge",
-             seed);
     return weights_open_synthetic(seed, config, ret_weights, err);
+}
+
+static void begin(struct forward *f, const struct registry_choice *choice,
+                  const struct model_config *config, const struct ops_limits *limits)
+{
+    f->n_ranks = choice->n_devices;
+    f->n_layers = config->n_layers;
+    f->max_rows = limits->n_rows;
+    f->vocab = config->vocab_size;
+}
+
+static uint64_t allocated(const struct forward *f)
+{
+    uint64_t bytes = 0;
+    for (uint32_t k = 0; k < f->n_ranks; k++) {
+        bytes += f->ops->allocated(f->ranks[k].device);
+    }
+    return bytes;
+}
+
+enum status model_load_plan(const struct registry_choice *choice, const struct model_config *config,
+                            const struct layout *layout, const char *dir, const char *source,
+                            bool exact, const struct ops_limits *limits, bool with_weights,
+                            struct model_load_plan *ret_plan, struct error *err)
+{
+    struct weights *weights = NULL;
+    struct model_load_plan plan = {0, 0};
+    enum status status = with_weights ? open_source(dir, source, config, &weights, err) : STATUS_OK;
+    if (status) {
+        return status;
+    }
+    struct forward *f = mem_zalloc(sizeof(*f));
+    struct ops *table = mem_zalloc(sizeof(*table));
+    begin(f, choice, config, limits);
+    *table = *choice->ops;
+    f->ops = table;
+    status = open_ranks(f, NULL, table, config, layout, exact, limits, err);
+    if (!status) {
+        status = forward_init(f, err);
+    }
+    if (!status) {
+        plan.scratch_bytes = allocated(f);
+    }
+    for (uint32_t i = 0; with_weights && i <= f->n_layers && !status; i++) {
+        status = pack_part(f, config, weights, i, true, err);
+    }
+    if (!status) {
+        plan.weights_bytes = allocated(f) - plan.scratch_bytes;
+        *ret_plan = plan;
+    }
+    weights_close(weights);
+    model_unload(f);
+    mem_free(f);
+    return status;
 }
 
 enum status model_load(struct forward *f, const struct registry_choice *choice,
@@ -384,15 +456,15 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
                        const struct ops_limits *limits, void (*tick)(void *cookie), void *cookie,
                        uint8_t ret_identity[16], struct error *err)
 {
-    f->n_ranks = choice->n_devices;
-    f->n_layers = config->n_layers;
-    f->max_rows = limits->n_rows;
-    f->vocab = config->vocab_size;
     struct weights *weights = NULL;
     enum status status = open_source(dir, source, config, &weights, err);
     if (status) {
         return status;
     }
+    if (source) {
+        log_warn("engine", "weights %s: the model's shape without its knowledge", source);
+    }
+    begin(f, choice, config, limits);
     struct ops *table = mem_zalloc(sizeof(*table));
     f->ops = table; /* freed by unload */
     status = open_ranks(f, choice, table, config, layout, exact, limits, err);

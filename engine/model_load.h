@@ -25,6 +25,19 @@ must_check enum status model_load(struct forward *f, const struct registry_choic
 must_check enum status model_load_dims(const struct model_config *config, bool exact,
                                        uint32_t rank_i, uint32_t n, struct ops_dims *ret_dims,
                                        struct error *err);
+/* What model_load would take, of all devices together. */
+struct model_load_plan {
+    uint64_t weights_bytes;
+    uint64_t scratch_bytes; /* of the devices, and the activations */
+};
+/* As model_load with limits->only_plan: no weights are read and nothing is allocated. Without
+ * with_weights only the scratch is summed. Errors: the same; a variant that can't serve is none. */
+must_check enum status model_load_plan(const struct registry_choice *choice,
+                                       const struct model_config *config,
+                                       const struct layout *layout, const char *dir,
+                                       const char *weights, bool exact,
+                                       const struct ops_limits *limits, bool with_weights,
+                                       struct model_load_plan *ret_plan, struct error *err);
 /* Closes the devices. */
 void model_unload(struct forward *f);
 

@@ -87,6 +87,10 @@ struct ops_limits {
     uint32_t heavy_ratio; /* of heavy layers; 0: none */
     uint32_t n_threads;   /* of a host backend; 0: one a core */
     uint32_t device_i;    /* which one, of a backend with several: N of cuda:N */
+    /* The device is opened to know what it would take: open, alloc, pack and upload only count (see
+     * `allocated`), what they return is not memory, sources have no data, and nothing else may be
+     * called but close. No GPU is needed. */
+    bool only_plan;
 };
 
 enum ops_format { OPS_F32, OPS_BF16, OPS_FP8_BLOCK, OPS_MXFP4, OPS_NVFP4 };

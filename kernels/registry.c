@@ -122,11 +122,15 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
                          device);
     }
 #if BATON_CUDA
-    struct registry_choice choice = {
-        .backend = &cuda_backend, .ops = &ops_cuda, .n_devices = 1, .device_i = (uint32_t)i};
+    struct registry_choice choice = {.backend = &cuda_backend,
+                                     .ops = &ops_cuda,
+                                     .n_devices = 1,
+                                     .device_i = (uint32_t)i,
+                                     .device = {.has_memory = true}};
     enum status status = device_probe((uint32_t)i, err);
     if (!status) {
-        status = device_shape((uint32_t)i, &choice.device.arch, &choice.device.shared_bytes, err);
+        status = device_shape((uint32_t)i, &choice.device.arch, &choice.device.shared_bytes,
+                              &choice.device.free_bytes, err);
     }
     if (!status) {
         snprintf(choice.device.text, sizeof(choice.device.text), "cuda:%lu (sm_%u)", i,

@@ -34,6 +34,8 @@ struct registry_device {
     char text[64];       /* "cuda:0 (sm_90)" */
     uint32_t arch;       /* 90 for sm_90; 0: none */
     size_t shared_bytes; /* most that a block can have */
+    bool has_memory;     /* its own, beside the host's; ... */
+    size_t free_bytes;   /* ... of which so much was free when it was looked for */
 };
 
 /* One variant of one operation. Static. */

@@ -19,6 +19,10 @@ struct cpu_memory {
 
 static void *cpu_alloc(struct ops_device *dev, size_t bytes)
 {
+    if (dev->limits.only_plan) {
+        dev->allocated += bytes;
+        return dev; /* an address that is not NULL; never read */
+    }
     void *data = mem_try_aligned(ALIGN, bytes ? bytes : 1);
     if (!data) {
         return NULL;
@@ -61,7 +65,9 @@ static enum status cpu_pack(struct ops_device *dev, const struct ops_source *sou
     }
     m.quant_input =
         !source->plain_inputs && source->format != OPS_F32 && source->format != OPS_BF16;
-    cpu_matrix_pack(source, m.form, m.data);
+    if (!dev->limits.only_plan) {
+        cpu_matrix_pack(source, m.form, m.data);
+    }
     *ret_matrix = m;
     return STATUS_OK;
 }
@@ -69,7 +75,7 @@ static enum status cpu_pack(struct ops_device *dev, const struct ops_source *sou
 static void *cpu_upload(struct ops_device *dev, const void *data, size_t bytes)
 {
     void *copy = cpu_alloc(dev, bytes);
-    if (copy) {
+    if (copy && !dev->limits.only_plan) {
         memcpy(copy, data, bytes);
     }
     return copy;
@@ -140,7 +146,7 @@ static bool make_scratch(struct ops_device *dev)
         return false;
     }
     for (uint32_t i = 0; i < dev->n_threads; i++) {
-        struct cpu_scratch *s = &dev->scratch[i];
+        struct cpu_scratch planned, *s = dev->limits.only_plan ? &planned : &dev->scratch[i];
         s->entries = room(dev, dev->max_attended, d->head_dim, &ok);
         s->logits = room(dev, dev->max_attended, d->n_heads, &ok);
         s->scores = room(dev, dev->max_entries, 1, &ok);
@@ -180,10 +186,12 @@ static enum status cpu_open(const struct ops_dims *dims, const struct ops_limits
         cpu_close(dev);
         return status;
     }
-    for (int k = 0; k < 2; k++) {
-        ops_rope_freqs(&dev->d, k == 1, dev->freqs[k]);
+    if (!limits->only_plan) {
+        for (int k = 0; k < 2; k++) {
+            ops_rope_freqs(&dev->d, k == 1, dev->freqs[k]);
+        }
+        dev->threads = cpu_threads_create(dev->n_threads);
     }
-    dev->threads = cpu_threads_create(dev->n_threads);
     *ret_device = dev;
     return STATUS_OK;
 }

@@ -68,6 +68,22 @@ void cuda_launched(struct ops_device *dev, const char *what)
     (void)kept(dev, cudaGetLastError(), what);
 }
 
+/* What cuda_alloc would take from the driver: the block that is begun, or a new one. */
+static void *plan_alloc(struct ops_device *dev, size_t wanted)
+{
+    struct cuda_memory *block = dev->memory;
+    if (!block || block->bytes - block->used < wanted) {
+        struct cuda_memory *next = block;
+        block = mem_zalloc(sizeof(*block));
+        block->next = next;
+        block->bytes = wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES;
+        dev->memory = block;
+        dev->allocated += block->bytes;
+    }
+    block->used += wanted;
+    return dev; /* an address that is not NULL; never read */
+}
+
 static void *cuda_alloc(struct ops_device *dev, size_t bytes)
 {
     size_t wanted;
@@ -75,6 +91,9 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
         return NULL;
     }
     wanted = wanted / ALIGN * ALIGN;
+    if (dev->limits.only_plan) {
+        return plan_alloc(dev, wanted);
+    }
     enter(dev);
     struct cuda_memory *block = dev->memory;
     if (!block || block->bytes - block->used < wanted) {
@@ -135,9 +154,24 @@ void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok)
     return data;
 }
 
+static void plan_close(struct ops_device *dev)
+{
+    while (dev->memory) {
+        struct cuda_memory *block = dev->memory;
+        dev->memory = block->next;
+        mem_free(block);
+    }
+    mem_free(dev->staging);
+    mem_free(dev);
+}
+
 static void cuda_close(struct ops_device *dev)
 {
     if (!dev) {
+        return;
+    }
+    if (dev->limits.only_plan) {
+        plan_close(dev);
         return;
     }
     enter(dev);
@@ -201,13 +235,17 @@ static enum status cuda_pack(struct ops_device *dev, const struct ops_source *so
 {
     struct ops_matrix m = {.rows = source->rows, .cols = source->cols};
     size_t bytes = cuda_matrix_bytes(source, &m.form);
+    m.quant_input =
+        !source->plain_inputs && source->format != OPS_F32 && source->format != OPS_BF16;
     m.data = cuda_alloc(dev, bytes);
+    if (dev->limits.only_plan) {
+        *ret_matrix = m;
+        return STATUS_OK;
+    }
     void *image = m.data ? mem_try_alloc(bytes) : NULL;
     if (!image) {
         return STATUS_EXHAUSTED;
     }
-    m.quant_input =
-        !source->plain_inputs && source->format != OPS_F32 && source->format != OPS_BF16;
     cuda_matrix_pack(source, m.form, image);
     cuda_write(dev, m.data, image, bytes);
     mem_free(image);
@@ -218,7 +256,7 @@ static enum status cuda_pack(struct ops_device *dev, const struct ops_source *so
 static void *cuda_upload(struct ops_device *dev, const void *data, size_t bytes)
 {
     void *copy = cuda_alloc(dev, bytes);
-    if (copy) {
+    if (copy && !dev->limits.only_plan) {
         cuda_write(dev, copy, data, bytes);
     }
     return copy;
@@ -246,7 +284,7 @@ static bool make_staging(struct ops_device *dev)
                (3 * (size_t)l->n_rows + s->max_pages) * sizeof(uint32_t);
     s->device = cuda_alloc(dev, s->bytes);
     bool ok = s->device;
-    for (int i = 0; i < N_STAGES && ok; i++) {
+    for (int i = 0; i < N_STAGES && ok && !l->only_plan; i++) {
         void *host = NULL;
         ok = cudaHostAlloc(&host, s->bytes, cudaHostAllocDefault) == cudaSuccess;
         s->host[i] = host;
@@ -311,7 +349,7 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
                              struct ops_device **ret_device, struct error *err)
 {
     enum status status = fits(dims, err);
-    if (!status) {
+    if (!status && !limits->only_plan) {
         status = device_probe(limits->device_i, err);
     }
     if (status) {
@@ -325,6 +363,11 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
     uint32_t n_heavy = limits->heavy_ratio ? limits->n_tokens / limits->heavy_ratio + 1 : 0;
     uint32_t n_chosen = dims->index_topk < dev->max_entries ? dims->index_topk : dev->max_entries;
     dev->max_attended = dims->window + (n_heavy > n_chosen ? n_heavy : n_chosen);
+    if (limits->only_plan) {
+        (void)(make_staging(dev) && make_scratch(dev)); /* what counts can't fail */
+        *ret_device = dev;
+        return STATUS_OK;
+    }
     int n_sms = 0;
     if (kept(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream") &&
         kept(dev, cudaEventCreateWithFlags(&dev->reached, cudaEventDisableTiming), "an event") &&

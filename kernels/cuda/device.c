@@ -66,7 +66,7 @@ enum status device_probe(uint32_t device_i, struct error *err)
 }
 
 enum status device_shape(uint32_t device_i, uint32_t *ret_arch, size_t *ret_shared_bytes,
-                         struct error *err)
+                         size_t *ret_free_bytes, struct error *err)
 {
     int major = 0, minor = 0, shared = 0, i = (int)device_i;
     cudaError_t code = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, i);
@@ -79,8 +79,14 @@ enum status device_shape(uint32_t device_i, uint32_t *ret_arch, size_t *ret_shar
     if (code != cudaSuccess) {
         return from_cuda(code, "what the device has", err);
     }
+    size_t free_bytes = 0, all_bytes = 0;
+    code = cudaMemGetInfo(&free_bytes, &all_bytes);
+    if (code != cudaSuccess) {
+        return from_cuda(code, "how much memory is free", err);
+    }
     *ret_arch = (uint32_t)(10 * major + minor);
     *ret_shared_bytes = (size_t)shared;
+    *ret_free_bytes = free_bytes;
     return STATUS_OK;
 }
 

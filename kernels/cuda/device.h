@@ -16,10 +16,11 @@ int device_count(void);
 /* Whether the model's operations run on device `device_i`, which becomes the calling thread's.
  * UNSUPPORTED: no driver, no such device, or no code for its architecture; SYSTEM: it refuses. */
 must_check enum status device_probe(uint32_t device_i, struct error *err);
-/* What the needs of variants are held against: 90 for sm_90, and the shared memory that a block can
- * have at most. SYSTEM. */
+/* What the needs of variants and models are held against: 90 for sm_90, the shared memory that a
+ * block can have at most, and the memory that is free now on device_i, which must have been probed
+ * by this thread. SYSTEM. */
 must_check enum status device_shape(uint32_t device_i, uint32_t *ret_arch, size_t *ret_shared_bytes,
-                                    struct error *err);
+                                    size_t *ret_free_bytes, struct error *err);
 /* Makes `device_i` the calling thread's device and describes it, e.g. "NVIDIA H200, sm_90, 132 SMs,
  * 139 GiB". */
 must_check enum status device_select(int device_i, char *ret_text, size_t text_bytes,
