@@ -45,7 +45,13 @@ static const struct opt_program program = {
         "node compute the prompt (or computes it itself between two steps), and streams tokens "
         "back. What a prefill node sends lands in slots that nothing is ever decoded from: it is "
         "copied into the page pool, and the checksum is taken over the copy.\n\n"
-        "One decode node alone is a complete server.",
+        "One decode node alone is a complete server.\n\n"
+        "Memory. At start the node logs what it is going to take, item by item: weights, scratch, "
+        "rows of a call (--chunk), sequence slots (--max-sequences), logits, pages (--pages), "
+        "landing slots (--landing-slots). "
+        "If the sum is more than is there (on the GPU; on the host, in its control group and "
+        "under its ulimits; under --memory-limit) it ends before it allocates, and says by how "
+        "much and which options would make it fit.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
 };
@@ -72,6 +78,7 @@ int main(int argc, char **argv)
         .max_queued = (uint32_t)options.max_queued,
         .ops = &decode_node_ops,
         .cookie = &decode,
+        .memory = {"landing slots", "--landing-slots", (uint32_t)options.landing_slots, false},
     };
     if (node_open(&config, &node, &err)) {
         log_error("decode", "%s", err.text);

@@ -17,12 +17,14 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/hostmem.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/opts.h"
 #include "engine/engine.h"
 #include "engine/kernels.h"
+#include "engine/memory.h"
 #include "model/tokenizer.h"
 
 enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
@@ -487,6 +489,22 @@ static enum status run_command(struct eval *eval, const char *command, struct er
     return strcmp(command, "bits") == 0 ? do_bits(eval, err) : do_info(eval, err);
 }
 
+/* Opens the engine if what it takes is there. */
+static enum status open_engine(struct eval *eval, struct error *err)
+{
+    struct engine_memory memory;
+    struct hostmem host;
+    enum status status = engine_memory_plan(&eval->engine_options, &memory, err);
+    for (uint32_t i = 0; i < memory.n_items && !status; i++) {
+        memory.items[i].least = memory.items[i].n; /* no option of this program counts them alone */
+    }
+    if (!status) {
+        hostmem_read(&host);
+        status = engine_memory_check(&memory, host.free_bytes, host.limit, err);
+    }
+    return status ? status : engine_open(&eval->engine_options, NULL, &eval->engine, err);
+}
+
 static enum status check_options(const struct options *o, const char *command, struct error *err)
 {
     enum status status = engine_kernels_wish(o->kernels.items, o->kernels.n,
@@ -537,7 +555,7 @@ int main(int argc, char **argv)
     } else if (strcmp(command, "encode") == 0) {
         status = do_encode(&eval, &err);
     } else {
-        status = engine_open(&eval.engine_options, NULL, &eval.engine, &err);
+        status = open_engine(&eval, &err);
     }
     if (!status && eval.engine) {
         eval.info = engine_info(eval.engine);

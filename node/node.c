@@ -13,10 +13,12 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "base/hostmem.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/net.h"
+#include "engine/memory.h"
 #include "node/join.h"
 #include "proto/node.pb-c.h"
 #include "rpc/hello.h"
@@ -461,11 +463,52 @@ static enum status open_network(struct node *node, struct error *err)
     return transport_open(node->loop, &transport, &node->transport, err);
 }
 
-static void memory_line(void *cookie, const char *item, size_t bytes)
+static void log_item(const char *name, uint64_t bytes, const char *note)
 {
-    size_t *sum = cookie;
-    *sum += bytes;
-    log_info("memory", "%-24s %10.1f MiB", item, (double)bytes / (1 << 20));
+    log_info("memory", "%-22s %10.1f MiB%s%s", name, (double)bytes / (1 << 20), *note ? "  " : "",
+             note);
+}
+
+/* The sum of what will be taken, as a table, and whether it fits: before any of it is. */
+static enum status check_memory(struct node *node, const struct engine_options *options,
+                                struct error *err)
+{
+    const struct node_memory *own = &node->config.memory;
+    struct engine_memory memory;
+    struct hostmem host;
+    char note[96];
+    enum status status = engine_memory_plan(options, &memory, err);
+    if (status) {
+        return status;
+    }
+    size_t tail = (memory.tail_bytes + 4095) / 4096 * 4096;
+    engine_memory_add(&memory, own->name, own->option, own->n,
+                      own->is_tail ? tail : memory.page_bytes, false);
+    hostmem_read(&host);
+    if (node->config.options->memory_limit &&
+        node->config.options->memory_limit < host.free_bytes) {
+        host = (struct hostmem){node->config.options->memory_limit, "--memory-limit"};
+    }
+    for (uint32_t i = 0; i < memory.n_items; i++) {
+        const struct engine_memory_item *item = &memory.items[i];
+        note[0] = '\0';
+        if (item->option) {
+            snprintf(note, sizeof(note), "%s %" PRIu64 ", each %" PRIu64 " bytes%s", item->option,
+                     item->n, item->each, item->on_device ? ", on the device" : "");
+        } else if (item->on_device) {
+            snprintf(note, sizeof(note), "on the device");
+        }
+        log_item(item->name, item->n * item->each, note);
+    }
+    if (engine_memory_sum(&memory, true)) {
+        snprintf(note, sizeof(note), "of %.1f MiB free on %s",
+                 (double)memory.device_free_bytes / (1 << 20), memory.device);
+        log_item("all on the device", engine_memory_sum(&memory, true), note);
+    }
+    snprintf(note, sizeof(note), "of %.1f MiB free: %s", (double)host.free_bytes / (1 << 20),
+             host.limit);
+    log_item("all on the host", engine_memory_sum(&memory, false), note);
+    return engine_memory_check(&memory, host.free_bytes, host.limit, err);
 }
 
 static enum status open_engine(struct node *node, struct error *err)
@@ -477,14 +520,14 @@ static enum status open_engine(struct node *node, struct error *err)
             err, STATUS_INVALID,
             "--model DIR is missing: the checkpoint folder to serve (or --engine sim)");
     }
-    enum status status = engine_open(&options, &node->progress, &node->engine, err);
+    enum status status = check_memory(node, &options, err);
+    if (!status) {
+        status = engine_open(&options, &node->progress, &node->engine, err);
+    }
     if (status) {
         return status;
     }
-    size_t sum = 0;
     const struct engine_info *info = engine_info(node->engine);
-    engine_memory_report(node->engine, memory_line, &sum);
-    log_info("memory", "%-24s %10.1f MiB", "all", (double)sum / (1 << 20));
     log_info("engine",
              "%s on %s: %" PRIu32 " pages of %" PRIu32 " tokens, %" PRIu32
              " sequences, context of %" PRIu32 " tokens",

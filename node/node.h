@@ -51,6 +51,13 @@ struct node_ops {
     void (*debug_requests)(void *cookie, struct json_writer *w);
 };
 
+/* Memory that the daemon takes itself once the node is open, for the sum at start. */
+struct node_memory {
+    const char *name, *option; /* "landing slots", "--landing-slots" */
+    uint32_t n;
+    bool is_tail; /* n of the largest tail, each on pages of its own; else n of a page */
+};
+
 struct node_config {
     const char *name; /* "baton-decode" */
     Baton__Role role;
@@ -58,9 +65,11 @@ struct node_config {
     uint32_t max_queued;
     const struct node_ops *ops;
     void *cookie;
+    struct node_memory memory;
 };
 
-/* Errors are one line for a person. */
+/* Errors are one line for a person. EXHAUSTED before anything large is allocated: the sum of what
+ * engine and daemon take does not fit; the line says by how much and what would. */
 must_check enum status node_open(const struct node_config *config, struct node **ret_node,
                                  struct error *err);
 /* Starts the gRPC server, joins the routers, runs until stopped; the exit code. */

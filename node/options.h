@@ -27,6 +27,7 @@ struct node_options {
     bool list_kernels;
     bool exact;
     int64_t threads, max_sequences, pages, max_context_tokens, chunk_tokens;
+    uint64_t memory_limit;
     double sim_prefill_tokens_per_s, sim_step_ms;
     uint64_t sim_page_bytes, sim_tail_bytes;
     int64_t sim_vocab_size;
@@ -123,6 +124,10 @@ bool node_options_answered(const struct node_options *options, const char *progr
                     "Longest prompt plus answer; 0: what model and pool allow."),                  \
         NODE_OPTION(T, M, OPT_INT, chunk_tokens, "chunk", "TOKENS", "0", 0, 65536,                 \
                     "Most prompt tokens computed at once; 0: the engine's default."),              \
+        NODE_OPTION(                                                                               \
+            T, M, OPT_SIZE, memory_limit, "memory-limit", "BYTES", "0", 0, 0,                      \
+            "Most host memory that the sum at start may come to; 0: what host, control group and " \
+            "ulimit leave."),                                                                      \
         NODE_OPTION(T, M, OPT_REAL, sim_prefill_tokens_per_s, "sim-prefill-speed", "TOKENS/S",     \
                     "50000", 0, 1000000000, "sim: prompt tokens a second; 0: at once."),           \
         NODE_OPTION(T, M, OPT_REAL, sim_step_ms, "sim-step", "MS", "10", 0, 60000,                 \

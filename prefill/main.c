@@ -36,7 +36,13 @@ static const struct opt_program program = {
     .description =
         "A prefill node joins the routers it is told of. Decode nodes link to it, and it computes "
         "the prompts that they send, in chunks; while the next chunk computes, the finished pages "
-        "are put into the landing area of the decode node by UCX.",
+        "are put into the landing area of the decode node by UCX.\n\n"
+        "Memory. At start the node logs what it is going to take, item by item: weights, scratch, "
+        "rows of a call (--chunk), sequence slots (--max-sequences), logits, pages (--pages), tail "
+        "buffers (--tail-buffers). "
+        "If the sum is more than is there (on the GPU; on the host, in its control group and "
+        "under its ulimits; under --memory-limit) it ends before it allocates, and says by how "
+        "much and which options would make it fit.",
     .specs = specs,
     .n_specs = sizeof(specs) / sizeof(specs[0]),
 };
@@ -63,6 +69,7 @@ int main(int argc, char **argv)
         .max_queued = (uint32_t)options.max_queued,
         .ops = &prefill_node_ops,
         .cookie = &prefill,
+        .memory = {"tail buffers", "--tail-buffers", (uint32_t)options.tails, true},
     };
     if (node_open(&config, &node, &err)) {
         log_error("prefill", "%s", err.text);
