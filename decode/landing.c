@@ -7,6 +7,7 @@
 #include "base/ledger.h"
 #include "base/loop.h"
 #include "base/mem.h"
+#include "base/metrics.h"
 #include "transport/region.h"
 
 enum slot_state { SLOT_FREE, SLOT_GRANTED, SLOT_LANDED, SLOT_REVOKED, N_SLOT_STATES };
@@ -15,12 +16,25 @@ static const char *const slot_state_names[] = {"free", "granted", "landed", "rev
 struct landing {
     struct region *region;
     struct ledger *ledger;
+    struct metric_histogram *revoked_seconds; /* NULL until registered */
     struct loop_timer *sweep;
     size_t slot_bytes;
     uint32_t n_slots;
     void (*freed)(void *cookie);
     void *cookie;
 };
+
+static const double revoked_bounds[] = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                        0.25,  0.5,    1,     2.5,  5,     11};
+
+static void revoked_free(struct landing *landing, size_t slot, uint64_t now_ns)
+{
+    if (landing->revoked_seconds) {
+        uint64_t waited_ns = now_ns - ledger_since_ns(landing->ledger, slot);
+        metric_histogram_observe(landing->revoked_seconds, (double)waited_ns * 1e-9);
+    }
+    ledger_move(landing->ledger, slot, SLOT_REVOKED, SLOT_FREE, 0, NULL);
+}
 
 /* Frees what has been revoked long enough and sleeps until the next is due. */
 static void sweep(void *cookie)
@@ -36,7 +50,7 @@ static void sweep(void *cookie)
             loop_timer_arm(landing->sweep, due_ns - now_ns);
             break;
         }
-        ledger_move(landing->ledger, (size_t)slot, SLOT_REVOKED, SLOT_FREE, 0, NULL);
+        revoked_free(landing, (size_t)slot, now_ns);
         any = true;
     }
     if (any) {
@@ -150,12 +164,13 @@ uint32_t landing_revoke(struct landing *landing, uint64_t owner)
 
 void landing_drained(struct landing *landing, uint64_t owner)
 {
+    uint64_t now_ns = loop_now_ns();
     bool any = false;
     int64_t next;
     for (int64_t slot = ledger_first(landing->ledger, SLOT_REVOKED); slot >= 0; slot = next) {
         next = ledger_next(landing->ledger, (size_t)slot);
         if (ledger_owner(landing->ledger, (size_t)slot) == owner) {
-            ledger_move(landing->ledger, (size_t)slot, SLOT_REVOKED, SLOT_FREE, 0, NULL);
+            revoked_free(landing, (size_t)slot, now_ns);
             any = true;
         }
     }
@@ -167,6 +182,10 @@ void landing_drained(struct landing *landing, uint64_t owner)
 void landing_register(struct landing *landing, struct metrics *metrics)
 {
     ledger_register(landing->ledger, metrics, "baton_ledger_items");
+    landing->revoked_seconds = metrics_histogram(
+        metrics, "baton_landing_revoked_seconds",
+        "How long a slot that was taken back from its writer waited until it was free.",
+        revoked_bounds, sizeof(revoked_bounds) / sizeof(revoked_bounds[0]), METRIC_NO_LABELS);
 }
 
 void landing_debug_json(const struct landing *landing, struct json_writer *w)

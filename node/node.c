@@ -95,6 +95,11 @@ bool node_draining(const struct node *node)
     return node->held || service_draining(node->service);
 }
 
+uint64_t node_progress(const struct node *node)
+{
+    return atomic_load_explicit(&node->progress, memory_order_relaxed);
+}
+
 bool node_allows_slow_transport(const struct node *node)
 {
     return node->config.options->allow_slow_transport;
@@ -223,7 +228,7 @@ static void on_pause(void *cookie, uint64_t gap_ns)
 static void on_tick(void *cookie)
 {
     struct node *node = cookie;
-    uint64_t progress = atomic_load_explicit(&node->progress, memory_order_relaxed);
+    uint64_t progress = node_progress(node);
     (void)FAULT_WAIT(COMPUTE_LOOP);
     bool busy = node->config.ops->busy(node->config.cookie);
     if (progress != node->progress_seen) {
@@ -463,6 +468,11 @@ static enum status open_network(struct node *node, struct error *err)
     return transport_open(node->loop, &transport, &node->transport, err);
 }
 
+static double progress_value(void *cookie)
+{
+    return (double)node_progress(cookie);
+}
+
 static void log_item(const char *name, uint64_t bytes, const char *note)
 {
     log_info("memory", "%-22s %10.1f MiB%s%s", name, (double)bytes / (1 << 20), *note ? "  " : "",
@@ -534,6 +544,9 @@ static enum status open_engine(struct node *node, struct error *err)
              info->model_name, info->device_name, info->n_pages, info->page_tokens,
              info->max_sequences, info->max_context_tokens);
     engine_metrics_register(node->engine, node->metrics);
+    metrics_counter_call(node->metrics, "baton_engine_progress_total",
+                         "The engine's progress: two a layer of a chunk or step, one at its end.",
+                         METRIC_NO_LABELS, progress_value, node);
     return STATUS_OK;
 }
 

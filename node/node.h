@@ -91,6 +91,9 @@ struct rpc_security node_security(const struct node *node);
 /* Tells the routers now rather than at the next half second. */
 void node_status_soon(struct node *node);
 bool node_draining(const struct node *node);
+/* The engine's counter as it stands: two a layer of a chunk or step, and one at its end; the sim
+ * engine's has one for 5 ms. */
+uint64_t node_progress(const struct node *node);
 bool node_allows_slow_transport(const struct node *node);
 /* Ends all puts and peers now, their callbacks run inside; regions are gone after it. */
 void node_transport_close(struct node *node);

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/workers.h"
+#include "prefill/cancels.h"
 #include "prefill/handoff.h"
 #include "rpc/hello.h"
 #include "rpc/link.h"
@@ -41,6 +42,7 @@ struct prefill {
     struct node *node;
     struct workers *workers;
     struct runs *runs;
+    struct cancels *cancels;
     struct loop_timer *tick;
     struct list clients;
     struct buf packed;
@@ -54,6 +56,9 @@ static enum status target_send(struct run_target *target, const Baton__FromPrefi
     struct buf *packed = &client->prefill->packed;
     if (!client->link) {
         return STATUS_PEER_LOST;
+    }
+    if (message->what_case == BATON__FROM_PREFILL__WHAT_DRAINED) {
+        cancels_drained(client->prefill->cancels, client, message->drained->transfer);
     }
     proto_pack(&message->base, packed);
     enum status status =
@@ -119,6 +124,7 @@ static void client_close(struct client *client, const char *why, bool refuse)
         link_close(link);
     }
     runs_target_lost(prefill->runs, &client->target);
+    cancels_forget(prefill->cancels, client);
     if (client->target.peer) {
         put_peer_close(client->target.peer, on_peer_closed, client);
     }
@@ -294,6 +300,17 @@ static enum status on_hello(struct client *client, const Baton__PrefillHello *me
     return target_send(&client->target, &reply);
 }
 
+static void on_cancel(struct client *client, uint64_t transfer)
+{
+    struct prefill *prefill = client->prefill;
+    uint64_t now_ns = loop_now_ns();
+    bool lives = hmap_get_u64(client->target.by_id, transfer) != NULL;
+    runs_cancel(prefill->runs, &client->target, transfer);
+    if (lives) {
+        cancels_came(prefill->cancels, client, transfer, now_ns);
+    }
+}
+
 static enum status on_client_message(struct client *client, const Baton__ToPrefill *message,
                                      struct error *err)
 {
@@ -320,7 +337,7 @@ static enum status on_client_message(struct client *client, const Baton__ToPrefi
         runs_slots(runs, target, message->slots);
         break;
     case BATON__TO_PREFILL__WHAT_CANCEL:
-        runs_cancel(runs, target, message->cancel->transfer);
+        on_cancel(client, message->cancel->transfer);
         break;
     case BATON__TO_PREFILL__WHAT_VERIFIED:
         if (message->verified->ok) {
@@ -611,6 +628,7 @@ enum status prefill_create(struct node *node, const struct prefill_options *opti
     }
     rpc_server_add_stream(node_server(node), "/baton.Prefill/Serve", on_stream, prefill);
     register_metrics(prefill);
+    prefill->cancels = cancels_create(node, node_metrics(node));
     prefill->tick = loop_timer_create(node_loop(node), on_tick, prefill);
     loop_timer_arm(prefill->tick, TICK_MS * NS_PER_MS);
     *ret_prefill = prefill;
@@ -635,6 +653,7 @@ void prefill_free(struct prefill *prefill)
     /* Ends every put and peer: their callbacks run inside, and the runs see them. */
     node_transport_close(prefill->node);
     runs_free(prefill->runs);
+    cancels_free(prefill->cancels);
     loop_defer_cancel(node_loop(prefill->node), reap, prefill);
     list_for_each_safe(at, &prefill->clients)
     {
