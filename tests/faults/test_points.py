@@ -3,12 +3,16 @@ router over the sim engine. Needs a build with -Dfault_points=true.
 
     test_points.py BUILD_DIR                    each point with one of its actions, by turns
     test_points.py BUILD_DIR [PATTERN...]       those that match, as 'put.*', '*=cut' or '*' for all; 'NAME=kill' too
+    --clusters N                                so many work at the list at the same time (default: 2)
 
 Before anything goes wrong the answers are taken. Then each point is armed in every process for its next passes, the same
 requests run, and each must end: with its answer, or with an error, before its deadline. A stream may end early with an
 error; what it had said is the beginning of the answer. Never another token. Then all ledgers are at zero again, in the
 same processes unless the action ends one, and the same requests are answered.
 """
+import argparse
+import collections
+import contextlib
 import fnmatch
 import os
 import subprocess
@@ -28,7 +32,10 @@ OPTIONS = ["router:--queue-timeout=3s", "router:--prefill-timeout=3s", "router:-
 NAMES = ("router", "prefill-0", "prefill-1", "decode-0", "decode-1")
 # Points that a request passes only after something else went wrong, and what.
 CUT = ["link.receive=cut,n=1"]
-ALSO = {"*.hello": CUT, "ToNode.*": CUT, "link.open": CUT, "*.preflight": CUT, "ToPrefill.verified": CUT, "From*.failed": ["put.pages=fail,n=1"]}
+ALSO = {"*.hello": CUT, "ToNode.*": CUT, "link.open": CUT, "*.preflight": CUT, "ToPrefill.verified": CUT,
+        "From*.failed": ["put.pages=fail,n=1"],
+        # Two transfers wait for slots, until their time is over.
+        "ToPrefill.cancel": ["ToPrefill.slots=drop,n=1"], "FromPrefill.drained": ["ToPrefill.slots=drop,n=1"]}
 # Points where passes are rare or a fault must hit several: how often it happens.
 MANY = {"ToRouter.status": 12, "FromDecode.step": 3, "compute.loop": 6}
 
@@ -91,6 +98,15 @@ class Drill:
             time.sleep(after_s)
             wire.reset()
 
+    def leave_late(self):
+        """One that has seen the beginning of a long answer: its decode node has to be told, however slow all is."""
+        with contextlib.suppress(OSError, EOFError, ValueError), kit.Wire(self.cluster.address, DEADLINE_S) as wire:
+            wire.send(kit.frame("POST", PATH, {"prompt": prompt(9, 30), "max_tokens": 2500, "stream": True,
+                                               "ignore_eos": True}))
+            while b'"text"' not in wire.data and b'"error"' not in wire.data and wire.more():
+                pass
+            wire.reset()
+
     def requests(self, what):
         """All at once, each as a stream or whole; returns how they ended."""
         ends = [None] * len(REQUESTS)
@@ -112,6 +128,7 @@ class Drill:
                 wrong.append(f"{what}: {type(problem).__name__}: {problem}")
 
         threads = [threading.Thread(target=one, args=(i,)) for i in range(len(REQUESTS))]
+        threads.append(threading.Thread(target=self.leave_late))
         threads += [threading.Thread(target=self.leave, args=gone) for gone in ((2, 0.01), (4, 0.03), (4, 0.06), (4, 0.1))]
         for thread in threads:
             thread.start()
@@ -190,7 +207,7 @@ class Drill:
         if not ends_process:
             check("processes", self.cluster.pids(), pids)
         # A pair that failed is shunned for a moment, and a busy machine may lose another heartbeat: soon, not at once.
-        wait_for(f"all requests are good after {point}={action}", lambda: set(self.requests("afterwards")) == {"good"}, 10,
+        wait_for(f"all requests are good after {point}={action}", lambda: set(self.requests("afterwards")) == {"good"}, 30,
                  every=0.5)
         return ends, fired
 
@@ -206,59 +223,105 @@ def table(build):
     return [(line.split()[0], line.split()[1].split(",")) for line in done.stdout.splitlines()]
 
 
+def chosen(points, patterns):
+    """[(point, action)] of what was asked for."""
+    for at, (point, actions) in enumerate(points):
+        lasting = [a for a in actions if a not in ("kill", "stop")]
+        for action in actions:
+            # What ends a process costs a restart: by name only. Stopping one is scripts/drill's.
+            if action == "stop" or (action == "kill" and not any(p.endswith("=kill") for p in patterns)):
+                continue
+            if not patterns and action != lasting[at % len(lasting)]:
+                continue
+            if patterns and not any(fnmatch.fnmatch(f"{point}={action}", p) or fnmatch.fnmatch(point, p)
+                                    for p in patterns):
+                continue
+            yield point, action
+
+
+class Shift:
+    """Clusters that work at the same list, each a fault at a time: most of a fault's time is waiting for clocks."""
+
+    def __init__(self, build, jobs):
+        self.build, self.jobs, self.lock = build, collections.deque(jobs), threading.Lock()
+        self.n, self.failed = 0, 0
+
+    def tell(self, good, text, told=()):
+        with self.lock:
+            self.n += 1
+            self.failed += not good
+            lines = [f"{'ok' if good else 'not ok'} {self.n} - {text}", *("# " + line for line in told)]
+            print("\n".join(lines), flush=True)
+
+    def next(self):
+        with self.lock:
+            return self.jobs.popleft() if self.jobs else None
+
+    def one(self, cluster, drill, point, action):
+        """False: the cluster does not come back."""
+        start = time.monotonic()
+        try:
+            ends_process = action in ("kill", "stop") or (point, action) == ("compute.step", "fail")
+            ends, fired = drill.drill(point, action, ends_process)
+            self.tell(True, f"{point}={action} fired {fired}, ends {sorted(set(ends))} ({time.monotonic() - start:.1f} s)")
+            return True
+        except (kit.Wrong, OSError, KeyError, subprocess.SubprocessError) as problem:
+            told = f"{type(problem).__name__}: {problem}".splitlines()[:40]
+            if os.environ.get("CASES_VERBOSE"):
+                told += cluster.log().splitlines()[-150:]
+            try:
+                drill.arm(["*=off"])
+                drill.settle()
+            except (kit.Wrong, OSError, KeyError):
+                told += ["the cluster does not come back; its log ends so:", *cluster.log().splitlines()[-60:]]
+                self.tell(False, f"{point}={action}", told)
+                return False
+            self.tell(False, f"{point}={action}", told)
+            return True
+
+    def work(self):
+        try:
+            with Cluster(self.build, "split", prefill=2, decode=2, extra=OPTIONS) as cluster:
+                drill = Drill(cluster)
+                drill.settle()
+                for i in range(len(REQUESTS)):
+                    drill.wanted.append(text_of(cluster.post(PATH, REQUESTS[i])))
+                check("answers that differ", len(set(drill.wanted)), len(REQUESTS))
+                job = self.next()
+                while job and self.one(cluster, drill, *job):
+                    job = self.next()
+            for line in cluster.last_log.splitlines():
+                if "Sanitizer" in line or "runtime error:" in line or "ssertion" in line:
+                    self.tell(False, "log", [line])
+                    break
+        except (kit.Wrong, OSError, KeyError, ValueError, subprocess.SubprocessError) as problem:
+            self.tell(False, "a cluster", f"{type(problem).__name__}: {problem}".splitlines()[:60])
+
+    def run(self, n_clusters):
+        threads = [threading.Thread(target=self.work) for _ in range(min(n_clusters, len(self.jobs)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for point, action in self.jobs:
+            self.tell(False, f"{point}={action}", ["no cluster is left to do it on"])
+        print(f"1..{self.n}", flush=True)
+        return 1 if self.failed else 0
+
+
 def main():
-    build, patterns = os.path.abspath(sys.argv[1]), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("patterns", nargs="*")
+    parser.add_argument("--clusters", type=int, default=2, help="that work at the same time (default: 2)")
+    args = parser.parse_args()
+    build = os.path.abspath(args.build)
     points = table(build)
     for role in ("router", "prefill"):  # one table in all programs
         done = subprocess.run([os.path.join(build, role, f"baton-{role}"), "--list-fault-points"], capture_output=True,
                               text=True, timeout=30, check=True)
         check(f"points of {role}", [line.split()[0] for line in done.stdout.splitlines()], [p for p, _ in points])
-    failed, n = 0, 0
-    with Cluster(build, "split", prefill=2, decode=2, extra=OPTIONS) as cluster:
-        drill = Drill(cluster)
-        drill.settle()
-        for i in range(len(REQUESTS)):
-            drill.wanted.append(text_of(cluster.post(PATH, REQUESTS[i])))
-        check("answers that differ", len(set(drill.wanted)), len(REQUESTS))
-        for at, (point, actions) in enumerate(points):
-            lasting = [a for a in actions if a not in ("kill", "stop")]
-            for action in actions:
-                if not patterns and action != lasting[at % len(lasting)]:
-                    continue
-                if patterns and not any(fnmatch.fnmatch(f"{point}={action}", p) or fnmatch.fnmatch(point, p)
-                                        for p in patterns):
-                    continue
-                # What ends a process costs a restart: by name only. Stopping one is scripts/drill's.
-                if action == "stop" or (action == "kill" and not any(p.endswith("=kill") for p in patterns)):
-                    continue
-                n += 1
-                start = time.monotonic()
-                try:
-                    ends_process = action in ("kill", "stop") or (point, action) == ("compute.step", "fail")
-                    ends, fired = drill.drill(point, action, ends_process)
-                    print(f"ok {n} - {point}={action} fired {fired}, ends {sorted(set(ends))} "
-                          f"({time.monotonic() - start:.1f} s)", flush=True)
-                except (kit.Wrong, OSError, KeyError, subprocess.SubprocessError) as problem:
-                    failed += 1
-                    print(f"not ok {n} - {point}={action}", flush=True)
-                    for line in f"{type(problem).__name__}: {problem}".splitlines()[:40]:
-                        print("# " + line, flush=True)
-                    if os.environ.get("CASES_VERBOSE"):
-                        print("\n".join("# " + line for line in cluster.log().splitlines()[-150:]))
-                    try:
-                        drill.arm(["*=off"])
-                        drill.settle()
-                    except (kit.Wrong, OSError, KeyError):
-                        print("# the cluster does not come back; its log ends so:")
-                        print("\n".join("# " + line for line in cluster.log().splitlines()[-60:]))
-                        break
-    for line in cluster.last_log.splitlines():
-        if "Sanitizer" in line or "runtime error:" in line or "ssertion" in line:
-            n, failed = n + 1, failed + 1
-            print(f"not ok {n} - log\n# {line}", flush=True)
-            break
-    print(f"1..{n}", flush=True)
-    sys.exit(1 if failed else 0)
+    sys.exit(Shift(build, chosen(points, args.patterns)).run(args.clusters))
 
 
 if __name__ == "__main__":
