@@ -369,16 +369,25 @@ def n_ids(model):
     return max([*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"])]) + 1
 
 
-def rows_of(value):
-    """Every object with a state in a listing, whatever it is nested in."""
+def objects_with(members, value):
+    """Every object of a listing that has these members, whatever it is nested in."""
     if isinstance(value, dict):
-        if "state" in value and "owner" in value:
+        if members <= value.keys():
             yield value
-        for member in value.values():
-            yield from rows_of(member)
-    elif isinstance(value, list):
-        for member in value:
-            yield from rows_of(member)
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            yield from objects_with(members, one)
+
+
+def rows_of(listing):
+    """What a /debug/pages lists as not free."""
+    return objects_with({"state", "owner"}, listing)
+
+
+def ledgers_of(listing):
+    """Every ledger of a /debug/pages."""
+    return objects_with({"states", "total"}, listing)
 
 
 class Baseline:

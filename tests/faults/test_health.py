@@ -31,6 +31,19 @@ def body(n_tokens, max_tokens, **fields):
             "ignore_eos": True, **fields}
 
 
+def red_once_stuck(nodes, point):
+    """Waits until the point holds one of the nodes, on which alone it stays, and until that is red; the node, and how long
+    that took."""
+    stuck = wait_for(f"{point} hangs", lambda: next((p for p in nodes if kit.get(
+        p.address, "/debug/faults").json()[point]["faults"] > 0), None), 5)
+    begun = time.monotonic()
+    for other in nodes:
+        if other is not stuck:
+            arm(other, "*=off")
+    wait_for("the node is red", lambda: health(stuck) == 503, LEASE_S + 1)
+    return stuck, time.monotonic() - begun
+
+
 @suite.case("wedged")
 def a_wedged_device_is_red(build):
     """A decode step that does not end: within a lease and a tick /healthz of that node is 503, told by the HTTP thread
@@ -42,14 +55,8 @@ def a_wedged_device_is_red(build):
         found = []
         reader = threading.Thread(target=lambda: found.append(c.stream(PATH, body(300, 200), timeout=30)))
         reader.start()
-        stuck = wait_for("a step hangs", lambda: next((p for p in (c.decode(0), c.decode(1)) if kit.get(
-            p.address, "/debug/faults").json()["compute.step"]["faults"] > 0), None), 5)
-        begun = time.monotonic()
-        other = c.decode(1) if stuck is c.decode(0) else c.decode(0)
-        arm(other, "*=off")
-        wait_for("the node is red", lambda: health(stuck) == 503, LEASE_S + 1)
-        took = time.monotonic() - begun
-        check("the other decode node", health(other), 200)
+        stuck, took = red_once_stuck([c.decode(0), c.decode(1)], "compute.step")
+        check("the other decode node", health(c.decode(1) if stuck is c.decode(0) else c.decode(0)), 200)
         check("the prefill node", health(c.prefill()), 200)
         reader.join()
         stream = found[0].check("completion")
@@ -68,10 +75,7 @@ def a_wedged_chunk_is_red(build):
         found = []
         reader = threading.Thread(target=lambda: found.append(c.post(PATH, body(600, 8), timeout=30)))
         reader.start()
-        stuck = wait_for("a chunk hangs", lambda: next((p for p in (c.prefill(0), c.prefill(1)) if kit.get(
-            p.address, "/debug/faults").json()["compute.chunk"]["faults"] > 0), None), 5)
-        arm(c.prefill(1) if stuck is c.prefill(0) else c.prefill(0), "*=off")
-        wait_for("the node is red", lambda: health(stuck) == 503, LEASE_S + 1)
+        stuck, _ = red_once_stuck([c.prefill(0), c.prefill(1)], "compute.chunk")
         check("decode is not", health(c.decode()), 200)
         reader.join()
         check("the answer", (found[0].status, found[0].json()["choices"][0]["text"]), (200, wanted))
@@ -111,16 +115,13 @@ def one_dead_peer_is_not_mine(build):
             time.sleep(0.1)
 
 
-def ledgers_of(listing):
-    """Every ledger of a /debug/pages, wherever it stands."""
-    if isinstance(listing, dict):
-        if "states" in listing and "total" in listing:
-            yield listing
-        for member in listing.values():
-            yield from ledgers_of(member)
-    elif isinstance(listing, list):
-        for member in listing:
-            yield from ledgers_of(member)
+def owners(node):
+    """What /debug/requests names: requests, and their transfers."""
+    found = set()
+    for request in kit.get(node.address, "/debug/requests").json()["requests"]:
+        need(request["state"] and request["age_seconds"] >= 0 and "reason" in request, "a request's entry", request)
+        found.update({request["owner"], request.get("transfer", 0)})
+    return found
 
 
 def sums_hold(c, what):
@@ -128,11 +129,9 @@ def sums_hold(c, what):
     request or a transfer that /debug/requests lists, or a preflight (small numbers)."""
     found = {}
     for node in c.nodes:
-        known = set()
-        for request in kit.get(node.address, "/debug/requests").json()["requests"]:
-            need(request["state"] and request["age_seconds"] >= 0 and "reason" in request, "a request's entry", request)
-            known.update({request["owner"], request.get("transfer", 0)})
-        ledgers = list(ledgers_of(kit.get(node.address, "/debug/pages").json()))
+        known = owners(node)
+        ledgers = list(kit.ledgers_of(kit.get(node.address, "/debug/pages").json()))
+        known |= owners(node)  # one may have come, or gone, between the two listings
         need(len(ledgers) >= 3, f"ledgers of {node.name}", ledgers)
         for ledger in ledgers:
             where = f"{what}: {ledger['name']} of {node.name}"
