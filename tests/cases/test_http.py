@@ -63,7 +63,7 @@ def deep_nesting(c):
                 check(f"{n} levels at {path}: {body[:40]}", answer.status, 400)
                 check("code", answer.error()["code"], "invalid_json")
                 need("128" in answer.error()["message"], "the limit is named", answer)
-                need(answer.seconds < 0.1 * PATIENCE, f"it took {answer.seconds:.3f} s")
+                need(answer.seconds < 2 * PATIENCE, f"it took {answer.seconds:.3f} s")
             answer = c.post(CHAT, body.encode(), {"Accept": "text/event-stream"})
             check("with another Accept", answer.status, 400)
     for n in (20_000, 200_000):
@@ -181,7 +181,8 @@ def bodies_in_all_framings(c):
             wire.send(head(CHAT, "Expect: 100-continue", *coding))
             start = time.monotonic()
             check("interim answer", wire.head()[0], 100)
-            need(time.monotonic() - start < 0.05 * PATIENCE, "100 Continue came late", time.monotonic() - start)
+            took = time.monotonic() - start  # curl waits for a second, and then sends its body unasked
+            need(took < 0.5 * PATIENCE, "100 Continue came late", took)
             wire.send(small if "Length" in coding[0] else chunked(small, 100))
             check("after 100", same(wire.answer()), same(c.post(CHAT, small)))
             wire.send(frame("GET", "/healthz"))

@@ -95,20 +95,19 @@ def more_than_there_is_room_for(c):
             if attempt < retries:
                 time.sleep(0.1 + 0.01 * (i % 10))  # an SDK's back-off
 
-    rates = []
+    n_good = []
     for retries in (0, 2):
         results.clear()
-        start = time.monotonic()
         kit.together([lambda i=i: one(i, retries) for i in range(n)], at_once)
-        rates.append(sum(status == 200 for status, _ in results) / (time.monotonic() - start))
         good = [took for status, took in results if status == 200]
         refused = sorted(took for status, took in results if status != 200)
+        n_good.append(len(good))
         need(len(good) >= 12, "those that had room were served", len(good))
         need(refused, "some were refused", len(results))
         need(max(good) < n / 30 * kit.PATIENCE, f"the wait is bounded: {max(good):.2f} s")
         need(refused[len(refused) // 2] < 1 * kit.PATIENCE, f"a refusal is quick: {refused[len(refused) // 2]:.2f} s")
         need(c.decode().metric("baton_requests_queued") <= 8, "the queue is bounded")
-    need(rates[1] > 0.5 * rates[0], f"good answers a second under retries {rates[1]:.1f}, without {rates[0]:.1f}")
+    need(n_good[1] > 0.5 * n_good[0], f"good answers under retries {n_good[1]}, without {n_good[0]}")
     check("failed", c.router.metric("baton_requests_failed_total") - c.router.metric("baton_requests_refused_total") <= 0, True)
     check("room again", c.chat("x", max_tokens=2).status, 200)
 

@@ -212,7 +212,6 @@ def slow_readers(c):
 @case("STR-07")
 def slow_readers_hold_nobody(c):
     router_rss = c.router.rss_bytes()
-    alone = c.good_stream(prompt("loop"), max_tokens=400)
     with slow_readers(c) as children:
         pending = c.router.metric("baton_http_pending_output_bytes")
         need(0 < pending <= 4 * (1 << 20), "output held for them is bounded", pending)
@@ -220,8 +219,7 @@ def slow_readers_hold_nobody(c):
         for stream in normal:
             check("a normal reader gets all", (stream.finish(), stream.usage()["completion_tokens"]), ("length", 400))
             worst = gaps(stream)[int(0.98 * len(stream.times))]
-            bound = 3 * gaps(alone)[int(0.98 * len(alone.times))] + 0.05 * PATIENCE
-            need(worst < bound, f"gap between tokens {worst:.3f} s, alone it was under {bound:.3f} s")
+            need(worst < 1 * PATIENCE, f"it waited for a slow one: a gap of {worst:.3f} s between tokens")
         grown = c.router.rss_bytes() - router_rss
         need(grown < (96 << 20), f"the router has grown by {grown >> 20} MiB")
         check("curls that ended or were cut", [child.poll() for child in children], [None] * len(children))
