@@ -3,7 +3,8 @@
 
 The reference is baton-eval, one process, for the greedy tokens, and a lone decode node for the log probabilities (printed
 with the nine digits that give a float back). Against it: one prefill node and one decode node with small chunks, two of each
-with another chunk, and requests in batches. A tensor-parallel group of two is held to the same among its own.
+with another chunk, and requests in batches. Lengths at the bounds of windows, pages and chunks are asked for greedily and
+sampled, the others by turns. A tensor-parallel group of two is held to the same among its own.
 """
 import json
 import os
@@ -15,7 +16,7 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import TINY, Cluster, check, check_equal, main
 
-N_PROMPTS, N_TOKENS = 50, 12
+N_PROMPTS, N_BOUNDS, N_TOKENS = 50, 14, 12
 VOCABULARY = 2500  # text tokens: below the special ones
 
 
@@ -24,6 +25,12 @@ def prompts(n=N_PROMPTS):
     lengths = [1, 2, 3, 4, 5, 127, 128, 129, 255, 256, 257, 511, 512, 513]
     lengths += [draw.randrange(1, 500) for _ in range(n - len(lengths))]
     return [[draw.randrange(3, VOCABULARY) for _ in range(length)] for length in lengths[:n]]
+
+
+def by_turns(ids):
+    """What is asked for greedily, and what is sampled: the fixed lengths both, the drawn ones in turn."""
+    bounds, drawn = ids[:N_BOUNDS], ids[N_BOUNDS:]
+    return bounds + drawn[0::2], bounds + drawn[1::2]
 
 
 def ask(cluster, ids, temperature):
@@ -79,11 +86,11 @@ def check_notes(cluster, n_nodes):
 
 
 def test_split_is_whole(build):
-    ids = prompts()
+    greedy_ids, sampled_ids = by_turns(prompts())
     with Cluster(build, engine="model", prefill=0, decode=1, extra=["router:--local-prefill=only"]) as cluster:
-        greedy = ask_all(cluster, ids, 0, 1)
-        sampled = ask_all(cluster, ids, 1.0, 8)
-        for i, reference in enumerate(eval_greedy(build, ids)):
+        greedy = ask_all(cluster, greedy_ids, 0, 1)
+        sampled = ask_all(cluster, sampled_ids, 1.0, 8)
+        for i, reference in enumerate(eval_greedy(build, greedy_ids)):
             shown = [token for token in reference if token > 2]  # no text shows BOS, EOS and padding
             _, answer = cluster.post("/detokenize", {"tokens": shown})
             check_equal(greedy[i][0], answer["prompt"], f"greedy text of prompt {i} against baton-eval")
@@ -93,8 +100,8 @@ def test_split_is_whole(build):
                      extra=["router:--local-prefill=never", f"prefill:--chunk={chunk}",
                             f"prefill:--last-chunk-pieces={pieces}"]) as cluster:
             what = f"{prefill} prefill and {decode} decode nodes, chunks of {chunk}"
-            same(ask_all(cluster, ids, 0, 6), greedy, what + ", greedy")
-            same(ask_all(cluster, ids, 1.0, 3), sampled, what + ", sampled")
+            same(ask_all(cluster, greedy_ids, 0, 6), greedy, what + ", greedy")
+            same(ask_all(cluster, sampled_ids, 1.0, 3), sampled, what + ", sampled")
             check_notes(cluster, prefill + decode)
             cluster.check_idle()
 
