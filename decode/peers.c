@@ -31,6 +31,7 @@ enum {
     RETRY_FIRST_MS = 250,
     RETRY_MAX_MS = 5000,
     HELLO_TIMEOUT_MS = 3000,
+    LAST_WORDS_MS = 200, /* of a peer that left the view and whose link stands */
     MAX_UNDRAINED = 64,
     MESSAGE_ARENA_BYTES = 64 << 20,
 };
@@ -55,6 +56,7 @@ struct peer {
     int pidfd;
     struct loop_fd *pid_watch;
     bool process_ended; /* nothing of it can write any more */
+    bool leaving;       /* not in the view any more: what its link has to say is still read */
     bool gone;          /* not a peer any more: only waits to see its process end */
     uint64_t undrained[MAX_UNDRAINED];
     uint32_t n_undrained;
@@ -204,11 +206,15 @@ void peer_drop(struct peer *peer)
     }
 }
 
+static void peer_left(struct peer *peer);
+
 static void peer_timer(void *cookie)
 {
     struct peer *peer = cookie;
     if (peer->gone) {
         peer_free(peer);
+    } else if (peer->leaving) {
+        peer_left(peer);
     } else if (peer->dropped) {
         peer->dropped = false;
         pair_reset(peer, "it does not read");
@@ -437,7 +443,9 @@ static void link_message(void *cookie, struct link *link, const uint8_t *bytes, 
         status = error_set(&err, STATUS_CORRUPT, "the first message is no hello");
         goto refuse;
     } else if (message->what_case == BATON__FROM_PREFILL__WHAT_PREFLIGHT) {
-        preflight_arrived(peer, message->preflight);
+        if (!peer->leaving) {
+            preflight_arrived(peer, message->preflight);
+        }
     } else {
         peer->peers->events->message(peer->peers->cookie, peer, message);
     }
@@ -465,6 +473,11 @@ static void link_lost(void *cookie, struct link *link, enum status status, const
     loop_timer_disarm(peer->timer);
     preflight_forget(peer);
     log_warn("pairs", "%s: link lost: %s", peer->node_id, why);
+    if (peer->leaving) {
+        peer->greeted = had;
+        peer_left(peer);
+        return;
+    }
     peer_set_state(peer, PEER_CONNECTING, why);
     if (had) {
         peer->peers->events->lost(peer->peers->cookie, peer, why);
@@ -544,6 +557,17 @@ static void peer_let_go(struct peer *peer)
     loop_timer_arm(peer->timer, LANDING_REVOKED_MS * NS_PER_MS);
 }
 
+/* Nothing more is heard of it. */
+static void peer_left(struct peer *peer)
+{
+    struct peers *peers = peer->peers;
+    if (peer->greeted) {
+        peers->events->lost(peers->cookie, peer, "the node left the cluster");
+    }
+    peer_let_go(peer);
+    peers->events->changed(peers->cookie);
+}
+
 static void peer_add(struct peers *peers, const Baton__ToNode__Peer *node)
 {
     struct peer *peer = mem_zalloc(sizeof(*peer));
@@ -597,6 +621,10 @@ void peers_set_view(struct peers *peers, const Baton__ToNode__Peer *const *nodes
         struct peer *peer = peer_find(peers, node->node->node_id, node->node->incarnation);
         if (peer) {
             peer->listed = true;
+            if (peer->leaving) {
+                peer->leaving = false;
+                pair_reset(peer, "it left the cluster and came back");
+            }
         } else {
             peer_add(peers, node);
         }
@@ -604,12 +632,18 @@ void peers_set_view(struct peers *peers, const Baton__ToNode__Peer *const *nodes
     list_for_each_safe(at, &peers->all)
     {
         struct peer *peer = list_entry(at, struct peer, link_in);
-        if (!peer->listed) {
+        if (!peer->listed && !peer->leaving) {
             log_info("pairs", "%s: it left the cluster", peer->node_id);
-            if (peer->greeted) {
-                peers->events->lost(peers->cookie, peer, "the node left the cluster");
+            if (!peer->greeted || !link_is_open(peer->link)) {
+                peer_left(peer);
+                continue;
             }
-            peer_let_go(peer);
+            /* The view came from the router. What a node that drained said last comes on its own
+             * link, and may be there and not read yet. */
+            peer->leaving = true;
+            preflight_forget(peer);
+            peer_set_state(peer, PEER_CONNECTING, "the node left the cluster");
+            loop_timer_arm(peer->timer, LAST_WORDS_MS * NS_PER_MS);
         }
     }
     peers->events->changed(peers->cookie);
@@ -617,9 +651,13 @@ void peers_set_view(struct peers *peers, const Baton__ToNode__Peer *const *nodes
 
 void peers_reset(struct peers *peers)
 {
-    list_for_each(at, &peers->all)
+    list_for_each_safe(at, &peers->all)
     {
         struct peer *peer = list_entry(at, struct peer, link_in);
+        if (peer->leaving) {
+            peer_left(peer);
+            continue;
+        }
         bool had = peer->greeted;
         peer->greeted = false;
         preflight_forget(peer);

@@ -573,7 +573,12 @@ void decode_free(struct decode *decode)
     loop_timer_free(decode->tick);
     struct list *first;
     while ((first = list_first(&decode->servings)) != NULL) {
-        serving_end(list_entry(first, struct serving, link_in), "this node ends");
+        struct serving *serving = list_entry(first, struct serving, link_in);
+        /* In order where nothing runs: its end is then read behind all that was said before. */
+        if (decode->requests && requests_n_live(decode->requests) == 0) {
+            link_finish(serving->link);
+        }
+        serving_end(serving, "this node ends");
     }
     /* Copies under way first: they write to pages of sequences that the rest frees. */
     workers_free(decode->workers);

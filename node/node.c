@@ -24,7 +24,13 @@
 #include "rpc/hello.h"
 #include "rpc/proto.h"
 
-enum { TICK_MS = 100, DEFAULT_LEASE_MS = 1500, ANSWER_MS = 200 };
+enum {
+    TICK_MS = 100,
+    DRAIN_TICK_MS = 10,
+    DEFAULT_LEASE_MS = 1500,
+    REST_MS = 200,        /* of a drain behind the last work */
+    LAST_WORDS_MS = 1000, /* and for what a peer does not take */
+};
 
 struct node {
     struct node_config config;
@@ -55,7 +61,8 @@ struct node {
         uint64_t due_ns;
     } drains[8];
     size_t n_drains;
-    uint64_t answered_ns; /* when something was last said that must leave before the process does */
+    uint64_t worked_ns; /* when something was last done that peers are told of */
+    uint64_t drain_ns;  /* when the drain began */
 };
 
 struct loop *node_loop(struct node *node)
@@ -130,6 +137,15 @@ void node_status_soon(struct node *node)
 
 /* ---- drain ---- */
 
+/* Notes whether there was work since the last tick, of requests that have ended by now too. */
+static void work_note(struct node *node)
+{
+    if (node->config.ops->n_live(node->config.cookie) > 0 ||
+        node_progress(node) != node->progress_seen) {
+        node->worked_ns = loop_now_ns();
+    }
+}
+
 static void drains_answer(struct node *node)
 {
     uint32_t n_left = node->config.ops->n_live(node->config.cookie);
@@ -148,15 +164,16 @@ static void drains_answer(struct node *node)
         rpc_server_call_reply(drain->call, packed.data, packed.bytes);
         buf_fini(&packed);
         *drain = node->drains[--node->n_drains];
-        node->answered_ns = now_ns;
+        node->worked_ns = now_ns;
     }
     /* The end of the last request, like the answer to a drain, must leave this process before its
-     * links close: what is still queued then is dropped. */
-    if (n_left > 0) {
-        node->answered_ns = now_ns;
-    }
-    bool said = now_ns - node->answered_ns > ANSWER_MS * NS_PER_MS;
-    if (n_left == 0 && said && service_draining(node->service) && !node->drained_told) {
+     * links close: what is still queued then is dropped. And routers see the end of this node on
+     * its join link, which they may read before the link that bore the last words: behind work
+     * there is a rest. */
+    bool rested = now_ns - node->worked_ns > REST_MS * NS_PER_MS;
+    uint64_t since_ns = node->worked_ns > node->drain_ns ? node->worked_ns : node->drain_ns;
+    bool said = rpc_core_n_unsent(node->rpc) == 0 || now_ns - since_ns > LAST_WORDS_MS * NS_PER_MS;
+    if (n_left == 0 && rested && said && service_draining(node->service) && !node->drained_told) {
         node->drained_told = true;
         service_drained(node->service);
     }
@@ -168,8 +185,10 @@ static void on_drain(void *cookie)
     log_info("node", "draining: %" PRIu32 " left", node->config.ops->n_live(node->config.cookie));
     health_set(node->health, "", false);
     node_status_soon(node);
-    node->answered_ns = loop_now_ns(); /* a request may have ended a moment ago */
-    drains_answer(node);
+    work_note(node);
+    node->drain_ns = loop_now_ns();
+    /* not at once: routers hear first that this node drains */
+    loop_timer_arm(node->tick, DRAIN_TICK_MS * NS_PER_MS);
 }
 
 static void on_drain_call(void *cookie, struct rpc_server_call *call, const uint8_t *bytes,
@@ -229,6 +248,7 @@ static void on_tick(void *cookie)
 {
     struct node *node = cookie;
     uint64_t progress = node_progress(node);
+    work_note(node);
     (void)FAULT_WAIT(COMPUTE_LOOP);
     bool busy = node->config.ops->busy(node->config.cookie);
     if (progress != node->progress_seen) {
@@ -254,10 +274,11 @@ static void on_tick(void *cookie)
         }
         health_set(node->health, "", service_ready(node->service));
     }
-    if (node->n_drains || service_draining(node->service)) {
+    bool drains = node->n_drains || service_draining(node->service);
+    if (drains) {
         drains_answer(node);
     }
-    loop_timer_arm(node->tick, TICK_MS * NS_PER_MS);
+    loop_timer_arm(node->tick, (drains ? DRAIN_TICK_MS : TICK_MS) * NS_PER_MS);
 }
 
 /* ---- what routers see ---- */

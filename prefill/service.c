@@ -647,7 +647,12 @@ void prefill_free(struct prefill *prefill)
     loop_timer_free(prefill->tick);
     list_for_each_safe(at, &prefill->clients)
     {
-        client_close(list_entry(at, struct client, link_in), "this node ends", false);
+        struct client *client = list_entry(at, struct client, link_in);
+        /* In order where nothing runs: its end is then read behind all that was said before. */
+        if (client->link && list_empty(&client->target.runs)) {
+            link_finish(client->link);
+        }
+        client_close(client, "this node ends", false);
     }
     workers_free(prefill->workers);
     /* Ends every put and peer: their callbacks run inside, and the runs see them. */

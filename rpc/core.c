@@ -92,6 +92,11 @@ size_t rpc_core_n_live(const struct rpc_core *core)
     return core->n_live;
 }
 
+size_t rpc_core_n_unsent(const struct rpc_core *core)
+{
+    return (size_t)(core->totals.queued_messages + core->totals.writing);
+}
+
 struct loop *rpc_core_loop(struct rpc_core *core)
 {
     return core->loop;

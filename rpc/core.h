@@ -88,6 +88,13 @@ void rpc_core_free(struct rpc_core *core);
 size_t rpc_core_n_live(const struct rpc_core *core);
 
 /*
+ * What links and calls were given to say and gRPC has not yet written: queued messages, and writes
+ * (messages, ends of streams) that have not completed. 0: all of it has left, in order, and a
+ * link_finish now goes out behind it. A peer that does not read keeps it above 0.
+ */
+size_t rpc_core_n_unsent(const struct rpc_core *core);
+
+/*
  * Registers baton_rpc_* of the whole process: messages and bytes each way, what waits in the queues
  * of all links, events that a thread has posted to the loop, live objects, refusals of full queues.
  * core must outlive the last metrics_write.

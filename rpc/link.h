@@ -122,9 +122,10 @@ void link_refuse(struct link *link, const char *text);
 void link_refuse_code(struct link *link, enum rpc_code code, const char *text);
 
 /*
- * Ends the stream now, drops what is queued, and releases the link; a server's end that was
- * finished still sends what is queued, for at most 2 s. NULL is allowed. May be called inside its
- * own callbacks.
+ * Ends the stream now, drops what is queued, and releases the link; the peer may not see what it
+ * had not yet read either. A server's end that was finished still sends what is queued, for at most
+ * 2 s, and its peer reads all of it before the end; rpc_core_n_unsent tells whether anything is.
+ * NULL is allowed. May be called inside its own callbacks.
  */
 void link_close(struct link *link);
 

@@ -334,10 +334,17 @@ static void on_over(struct rpc_op *op, bool ok)
     op_done(stream);
 }
 
+static void writing_set(struct stream *stream, bool writing)
+{
+    stream->writing = writing;
+    struct rpc_totals *totals = rpc_core_totals(stream->core);
+    totals->writing = writing ? totals->writing + 1 : totals->writing - 1;
+}
+
 static void finish_start(struct stream *stream)
 {
     stream->finished = true;
-    stream->writing = true;
+    writing_set(stream, true);
     grpc_op op = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT};
     if (stream->is_server) {
         op.op = GRPC_OP_SEND_STATUS_FROM_SERVER;
@@ -350,7 +357,7 @@ static void finish_start(struct stream *stream)
 static void on_write(struct rpc_op *op, bool ok)
 {
     struct stream *stream = STREAM_OF(op, op_write);
-    stream->writing = false;
+    writing_set(stream, false);
     if (!ok) {
         stream->write_broke = true;
         queue_clear(stream);
@@ -400,7 +407,7 @@ static void write_next(struct stream *stream)
     if (stream->first != NULL) {
         op.flags = GRPC_WRITE_BUFFER_HINT; /* more follows at once: one packet for both */
     }
-    stream->writing = true;
+    writing_set(stream, true);
     batch_start(stream, &stream->op_write, &op, 1);
     grpc_byte_buffer_destroy(buffer);
     message_free(message);
@@ -655,7 +662,8 @@ struct stream *stream_accept(struct rpc_core *core, grpc_call *call,
                     .data.recv_close_on_server.cancelled = &stream->over_cancelled};
     batch_start(stream, &stream->op_over, &over, 1);
     if (code != RPC_OK) {
-        stream->finishing = stream->finished = stream->writing = true;
+        stream->finishing = stream->finished = true;
+        writing_set(stream, true);
         stream->finish_code = code;
         stream->finish_text = grpc_slice_from_copied_string(text);
         grpc_op no[2] = {{.op = GRPC_OP_SEND_INITIAL_METADATA},

@@ -41,6 +41,7 @@ void rpc_core_live_add(struct rpc_core *core, int difference);
 struct rpc_totals {
     uint64_t messages_sent, bytes_sent, messages_received, bytes_received, n_exhausted;
     uint64_t queued_messages, queued_bytes;
+    uint64_t writing; /* messages and ends that gRPC has not yet given back */
 };
 
 struct rpc_totals *rpc_core_totals(struct rpc_core *core);

@@ -356,6 +356,7 @@ static void test_queue_bound(void **state)
     print_message("%u messages of 4 KiB taken while the peer paused, %zu of them queued here\n",
                   n_sent, stats.queued_messages);
     assert_true(full && stats.queued_messages <= 100 && stats.queued_messages_max == 100);
+    assert_int_equal(rpc_core_n_unsent(core), stats.queued_messages + 1); /* and one is with gRPC */
     assert_true(stats.n_exhausted > 0);
     assert_true(run_until(&seen.writable, 5000));
     while (link_send(seen.link, "end", 3) == STATUS_EXHAUSTED) {
@@ -367,6 +368,10 @@ static void test_queue_bound(void **state)
     char want[64];
     snprintf(want, sizeof want, "%u in order", n_sent);
     assert_string_equal(seen.last, want);
+    for (unsigned i = 0; i < 500 && rpc_core_n_unsent(core) > 0; i++) {
+        run_ms(2);
+    }
+    assert_int_equal(rpc_core_n_unsent(core), 0);
     link_close(seen.link);
     child_kill(&child);
 }
