@@ -306,43 +306,50 @@ static void on_view(void *cookie, const Baton__ToNode__Peer *const *nodes, size_
 
 static const struct join_events join_events = {.status = fill_status, .view = on_view};
 
-/* ---- /debug/pages ---- */
+/* ---- /debug/pages, /debug/requests ---- */
 
-static void debug_pages(void *cookie, struct httpd_request *request)
+/* An object with this node's id and the members that are written by `members`. */
+static void debug_answer(struct node *node, struct httpd_request *request,
+                         void (*members)(struct node *node, struct json_writer *w))
 {
-    struct node *node = cookie;
     struct buf out = BUF_INIT;
     struct json_writer w;
     json_writer_init(&w, &out);
     json_begin_object(&w);
     json_pair_string(&w, "node_id", node->node_id);
-    json_key(&w, "engine");
-    engine_debug_json(node->engine, &w);
-    if (node->config.ops->debug) {
-        node->config.ops->debug(node->config.cookie, &w);
-    }
+    members(node, &w);
     json_end_object(&w);
     httpd_reply(request, 200, "application/json", out.data, out.bytes);
     buf_fini(&out);
 }
 
+static void page_members(struct node *node, struct json_writer *w)
+{
+    json_key(w, "engine");
+    engine_debug_json(node->engine, w);
+    if (node->config.ops->debug) {
+        node->config.ops->debug(node->config.cookie, w);
+    }
+}
+
+static void request_members(struct node *node, struct json_writer *w)
+{
+    json_key(w, "requests");
+    json_begin_array(w);
+    if (node->config.ops->debug_requests) {
+        node->config.ops->debug_requests(node->config.cookie, w);
+    }
+    json_end_array(w);
+}
+
+static void debug_pages(void *cookie, struct httpd_request *request)
+{
+    debug_answer(cookie, request, page_members);
+}
+
 static void debug_requests(void *cookie, struct httpd_request *request)
 {
-    struct node *node = cookie;
-    struct buf out = BUF_INIT;
-    struct json_writer w;
-    json_writer_init(&w, &out);
-    json_begin_object(&w);
-    json_pair_string(&w, "node_id", node->node_id);
-    json_key(&w, "requests");
-    json_begin_array(&w);
-    if (node->config.ops->debug_requests) {
-        node->config.ops->debug_requests(node->config.cookie, &w);
-    }
-    json_end_array(&w);
-    json_end_object(&w);
-    httpd_reply(request, 200, "application/json", out.data, out.bytes);
-    buf_fini(&out);
+    debug_answer(cookie, request, request_members);
 }
 
 /* ---- opening ---- */
