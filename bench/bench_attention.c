@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/loop.h"
 #include "base/mem.h"
 #include "kernels/registry.h"
 
@@ -230,17 +230,13 @@ static double microseconds(struct bench *b, int operation, int n)
 {
     double best = 1e18;
     for (int round = 0; round < 3; round++) {
-        struct timespec begin, end;
         wait_for(b);
-        clock_gettime(CLOCK_MONOTONIC, &begin);
+        uint64_t begin_ns = loop_now_ns();
         for (int i = 0; i < n; i++) {
             once(b, operation);
         }
         wait_for(b);
-        clock_gettime(CLOCK_MONOTONIC, &end);
-        double us = ((double)(end.tv_sec - begin.tv_sec) * 1e6 +
-                     (double)(end.tv_nsec - begin.tv_nsec) * 1e-3) /
-                    n;
+        double us = (double)(loop_now_ns() - begin_ns) * 1e-3 / n;
         best = us < best ? us : best;
     }
     return best;

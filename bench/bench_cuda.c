@@ -1,18 +1,10 @@
 /* Times of a GPU's dense operations, one layer at V4-Flash's widths: mean of 20 calls in a row, and
  * the weights that a call reads at least once over that. 16 experts stand for 256 and 32,320 rows
  * of the head for 129,280. 77 without a device. */
-#include <time.h>
-
+#include "base/loop.h"
 #include "tests/kernels/backends.h"
 
 enum { TIMED_VOCAB = 32320 };
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static void time_one(const char *name, uint32_t n_rows, double bytes, void (*fn)(void *), void *arg)
 {
@@ -20,12 +12,12 @@ static void time_one(const char *name, uint32_t n_rows, double bytes, void (*fn)
     const struct side *t = &sides[1];
     fn(arg);
     wait_for(t);
-    double from = now_s();
+    uint64_t from_ns = loop_now_ns();
     for (int i = 0; i < TURNS; i++) {
         fn(arg);
     }
     wait_for(t);
-    double each = (now_s() - from) / TURNS;
+    double each = (double)(loop_now_ns() - from_ns) * 1e-9 / TURNS;
     printf("%-10s %4u rows %10.1f us %8.1f MB of weights %7.0f GB/s\n", name, n_rows, each * 1e6,
            bytes * 1e-6, bytes / each * 1e-9);
 }
