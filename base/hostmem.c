@@ -17,9 +17,10 @@
 
 enum { TEXT_BYTES = 16384, PATH_BYTES = 4096 };
 
-/* Of an address space limit this much is left for what is address space and hardly memory: stacks
- * of threads (8 MiB each) and arenas of the allocator (64 MiB each), which come later. */
-static const uint64_t STACKS_AND_ARENAS_KIB = 768 << 10;
+/* Of an address space limit this much belongs to the process itself: stacks of threads (8 MiB each)
+ * and arenas of the allocator (64 MiB each) are address space, hardly any of it memory, and come
+ * when they like. A fixed share, so that two starts find the same left. */
+static const uint64_t PROCESS_KIB = 1 << 20, SPARE_KIB = 64 << 10;
 
 static void consider(struct hostmem *least, uint64_t free_bytes, const char *limit)
 {
@@ -168,7 +169,8 @@ void hostmem_read(struct hostmem *ret_memory)
     struct hostmem least;
     hostmem_read_at("", &least);
     if (read_text("/proc/self/status", text)) {
-        consider_rlimit(RLIMIT_AS, number_of(text, "VmSize:") + STACKS_AND_ARENAS_KIB,
+        uint64_t used_kib = number_of(text, "VmSize:") + SPARE_KIB;
+        consider_rlimit(RLIMIT_AS, used_kib > PROCESS_KIB ? used_kib : PROCESS_KIB,
                         "address space (ulimit -v)", &least);
         consider_rlimit(RLIMIT_DATA, number_of(text, "VmData:"), "data segment (ulimit -d)",
                         &least);
