@@ -56,15 +56,12 @@ static bool receive_all(int fd, void *bytes, size_t n)
 
 /* ---- the child ---- */
 
-static bool check(const uint8_t *landing, const struct command *command)
+/* canary: what the landing area held before anything was written to it. */
+static bool check(const uint8_t *landing, const uint8_t *canary, const struct command *command)
 {
     const uint8_t *at = landing + command->offset;
     if (command->seed == CANARY_SEED) {
-        uint8_t *expected = mem_alloc(command->offset + command->bytes);
-        put_pattern_fill(expected, command->offset + command->bytes, CANARY_SEED);
-        bool same = memcmp(at, expected + command->offset, command->bytes) == 0;
-        mem_free(expected);
-        return same;
+        return memcmp(at, canary + command->offset, command->bytes) == 0;
     }
     return put_pattern_check(at, command->bytes, command->seed, NULL);
 }
@@ -155,7 +152,9 @@ static void child(const char *tls, size_t landing_bytes)
         fprintf(stderr, "pair: %s\n", err.text);
         exit(1);
     }
-    put_pattern_fill(region_base(landing), landing_bytes, CANARY_SEED);
+    uint8_t *canary = mem_alloc(landing_bytes);
+    put_pattern_fill(canary, landing_bytes, CANARY_SEED);
+    memcpy(region_base(landing), canary, landing_bytes);
     size_t address_bytes, rkey_bytes;
     const uint8_t *address = transport_worker_address(t, &address_bytes);
     const uint8_t *rkey = region_rkey(landing, &rkey_bytes);
@@ -169,10 +168,11 @@ static void child(const char *tls, size_t landing_bytes)
         if (command.what == 'w') {
             write_for_ever(loop, t, fd, &command);
         }
-        uint8_t good = check(region_base(landing), &command);
+        uint8_t good = check(region_base(landing), canary, &command);
         send_all(fd, &good, 1);
     }
     region_free(landing);
+    mem_free(canary);
     transport_close(t);
     loop_free(loop);
     exit(0);

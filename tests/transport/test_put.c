@@ -11,7 +11,7 @@
 
 #include "base/mem.h"
 
-enum { PAGE = 901120, LANDING = 24 << 20 };
+enum { PAGE = 901120, GAP = 512, LANDING = 10 << 20 };
 
 static uint8_t *source_memory(struct side *side, size_t bytes, struct region **ret_source)
 {
@@ -25,14 +25,26 @@ static uint8_t *source_memory(struct side *side, size_t bytes, struct region **r
     return memory;
 }
 
+/* So many of a size are put at once, and the landing area that has room for them and ends in a
+ * megabyte that nothing may write to. */
+static uint32_t content_n(size_t page_bytes)
+{
+    size_t n = (12u << 20) / (page_bytes + GAP);
+    return n > 64 ? 64 : (uint32_t)n;
+}
+
+static size_t content_landing(size_t page_bytes)
+{
+    size_t bytes = content_n(page_bytes) * (page_bytes + GAP) + (1 << 20);
+    return (bytes + 4095) / 4096 * 4096;
+}
+
 /* n pages, in a scattered order on both sides with gaps between them, as one put. Everything is
  * checked: the pages and that no byte of the gaps changed. */
 static void content_of(struct side *side, struct pair *pair, struct watched *watched,
                        size_t page_bytes)
 {
-    enum { GAP = 512 };
-    uint32_t n = (uint32_t)((LANDING / 2) / (page_bytes + GAP));
-    n = n > 64 ? 64 : n;
+    uint32_t n = content_n(page_bytes);
     struct region *source;
     uint8_t *memory = source_memory(side, n * page_bytes, &source);
     struct put_run *runs = mem_array(n, sizeof runs[0]);
@@ -60,7 +72,8 @@ static void content_of(struct side *side, struct pair *pair, struct watched *wat
         assert_true(pair_check(pair, at, page_bytes, i + page_bytes));
         assert_true(pair_check_canary(pair, at + page_bytes, GAP));
     }
-    assert_true(pair_check_canary(pair, LANDING / 2 + (1 << 20), LANDING / 2 - (1 << 20)));
+    uint64_t end = n * (page_bytes + GAP);
+    assert_true(pair_check_canary(pair, end, content_landing(page_bytes) - end));
     region_free(source);
     mem_free(runs);
     mem_free(memory);
@@ -75,7 +88,7 @@ static void content_over(const char *tls, bool direct, const char *lane)
         struct watched watched;
         struct transport_options options = {.tls = tls};
         side_open(&side, &options);
-        pair_start(&pair, tls, LANDING);
+        pair_start(&pair, tls, content_landing(sizes[i]));
         watched_connect(&watched, &side, &pair);
         assert_non_null(strstr(put_peer_lanes(watched.peer), lane));
         assert_int_equal(put_peer_is_direct(watched.peer), direct);
