@@ -89,6 +89,7 @@ class Cluster(kit.Cluster):
         self.logs = Log(os.path.join(self.folder, "log"))
         self.down = set()    # names that are dead or stopped, by our hand
         self.last_pid = {}
+        self.first_touch_bytes = 0  # by which memory of the pools may grow that is used for the first time
 
     def up_arguments(self, port, join_port):
         arguments = super().up_arguments(port, join_port) + ["--host", self.address[0]]
@@ -249,6 +250,16 @@ class Cluster(kit.Cluster):
         for worker in self.worker_list():
             host, _, port = worker["http"].rpartition(":")
             found[worker["id"]] = (host.strip("[]"), int(port))
+        return found
+
+    def batch_rows(self):
+        """{name: rows that it generates} of the decode nodes that answer."""
+        found = {}
+        for name, address in self.probes().items():
+            if name.startswith("decode"):
+                with contextlib.suppress(OSError, EOFError, kit.Wrong):
+                    series = kit.parse_metrics(kit.get(address, "/metrics").body.decode())[0]
+                    found[name] = series.get("baton_batch_rows", 0)
         return found
 
     def has_fault_points(self):

@@ -15,12 +15,12 @@ TEXT = os.path.join(kit.TOP, "docs", "INTERFACES.md")
 def bodies():
     with open(TEXT, encoding="utf-8") as file:
         text = file.read()
-    parts = [text[at:at + size] for at, size in ((0, 1000), (3000, 1600), (7000, 700), (9000, 2200), (12000, 1300))]
+    parts = [text[at:at + size] for at, size in ((0, 200), (3000, 320), (7000, 140), (9000, 700), (12000, 260))]
     plain = {"ignore_eos": True, "temperature": 0}
     drawn = {"ignore_eos": True, "temperature": 0.8, "top_p": 0.9, "seed": 17}
-    yield "/v1/completions", {**plain, "prompt": parts[0], "max_tokens": 60, "logprobs": 3}
-    yield "/v1/completions", {**drawn, "prompt": parts[1], "max_tokens": 80, "logprobs": 1}
-    yield "/v1/completions", {**drawn, "prompt": parts[2], "max_tokens": 70, "frequency_penalty": 0.6,
+    yield "/v1/completions", {**plain, "prompt": parts[0], "max_tokens": 110, "logprobs": 3}
+    yield "/v1/completions", {**drawn, "prompt": parts[1], "max_tokens": 120, "logprobs": 1}
+    yield "/v1/completions", {**drawn, "prompt": parts[2], "max_tokens": 100, "frequency_penalty": 0.6,
                               "presence_penalty": 0.4, "logprobs": 1}
     yield "/v1/completions", {**drawn, "prompt": parts[3], "max_tokens": 40, "n": 2}
     yield "/v1/chat/completions", {**plain, "messages": [{"role": "user", "content": parts[4]}], "max_tokens": 60,

@@ -22,6 +22,7 @@ class Scenario:
     pause: float = 0.03
     allow: tuple = ()            # outcomes of clients that are no breach: "error", "error CODE", "cut", "refused"
     plain: bool = False
+    carries: bool = False        # it shows nothing unless an answer that had begun went on elsewhere
 
 
 def scenario(name, text, **options):
@@ -46,9 +47,9 @@ def prefill_killed(run):
 
 
 @scenario("decode-killed", "kill -9 of a decode node amid long streams; they go on elsewhere", engines=BOTH,
-          answer=(60, 250))
+          answer=(60, 250), carries=True)
 def decode_killed(run):
-    name = run.pick("decode")
+    name = run.pick_generating()
     run.kill(name)
     run.sleep(0.5, 1.5)
     run.start(name)
@@ -127,9 +128,9 @@ def prefill_stopped(run):
 
 
 @scenario("decode-stopped", "SIGSTOP of a decode node for 3 s amid long streams, then SIGCONT", engines=BOTH,
-          answer=(60, 250))
+          answer=(60, 250), carries=True)
 def decode_stopped(run):
-    stopped(run, run.pick("decode"))
+    stopped(run, run.pick_generating())
 
 
 def stopped(run, name):
