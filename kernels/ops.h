@@ -93,6 +93,14 @@ struct ops_limits {
     bool only_plan;
 };
 
+/* The floors of a step profile. */
+struct ops_rates {
+    double read_bytes_per_s;
+    double multiply_adds_per_s;
+    double launch_s; /* of an operation without work */
+};
+enum { OPS_MAX_MARKS = 16384 };
+
 enum ops_format { OPS_F32, OPS_BF16, OPS_FP8_BLOCK, OPS_MXFP4, OPS_NVFP4 };
 enum ops_scale { OPS_SCALE_NONE, OPS_SCALE_E8M0, OPS_SCALE_F32, OPS_SCALE_E4M3 };
 
@@ -280,6 +288,19 @@ struct ops {
      */
     void (*comm)(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                  float *const *y);
+
+    /* --- for the step profile (engine/profile.h) alone; without the first two there is none */
+
+    /* What the device can do at best, measured now. Blocking: a second or so. EXHAUSTED, SYSTEM. */
+    must_check enum status (*rates)(struct ops_device *device, struct ops_rates *ret_rates,
+                                    struct error *err);
+    /* Bytes of a packed matrix, which a product with it has to read. */
+    size_t (*matrix_bytes)(const struct ops_matrix *matrix);
+    /* Marks a place behind what was asked for so far, 0 <= mark < OPS_MAX_MARKS; and, after wait,
+     * the seconds between two of them. Both NULL: an operation is done when it returns, so the
+     * host's clock serves. */
+    void (*mark)(struct ops_device *device, uint32_t mark);
+    double (*between_s)(struct ops_device *device, uint32_t first, uint32_t last);
 };
 
 extern const struct ops ops_cpu;

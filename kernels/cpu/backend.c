@@ -222,4 +222,6 @@ const struct ops ops_cpu = {
     .experts = cpu_experts,
     .head = cpu_head,
     .comm = cpu_comm,
+    .rates = cpu_rates,
+    .matrix_bytes = cpu_packed_bytes,
 };

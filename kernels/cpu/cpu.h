@@ -86,12 +86,18 @@ struct cpu_job {
     bool round; /* y to bfloat16 */
 };
 
+/* --- rates.c */
+must_check enum status cpu_rates(struct ops_device *device, struct ops_rates *ret_rates,
+                                 struct error *err);
+
 /* --- gemm.c */
 size_t cpu_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
 void cpu_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
 /* Row of a table as floats. */
 void cpu_table_row(const struct ops_matrix *table, uint32_t row, float *ret_row);
 void cpu_gemm(struct cpu_threads *threads, const struct cpu_job *jobs, uint32_t n_jobs);
+/* Of a packed matrix. */
+size_t cpu_packed_bytes(const struct ops_matrix *matrix);
 /* Which instruction set the products use: "avx2" or "generic". */
 const char *cpu_gemm_variant(void);
 /* Use the generic loop whatever the processor has: see kernels/registry.h. */

@@ -32,6 +32,14 @@ size_t cpu_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
     return rows * s->cols * (half ? 2 : 4);
 }
 
+size_t cpu_packed_bytes(const struct ops_matrix *m)
+{
+    bool is_table = m->form == CPU_FORM_TABLE_BF16 || m->form == CPU_FORM_TABLE_F32;
+    bool half = m->form == CPU_FORM_BF16 || m->form == CPU_FORM_TABLE_BF16;
+    size_t rows = is_table ? m->rows : (m->rows + CPU_BLOCK - 1) / CPU_BLOCK * CPU_BLOCK;
+    return rows * m->cols * (half ? 2 : 4);
+}
+
 void cpu_matrix_pack(const struct ops_source *s, uint8_t form, void *dst)
 {
     bool table = form == CPU_FORM_TABLE_BF16 || form == CPU_FORM_TABLE_F32;
