@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/kernels.h"
+#include "engine/profile.h"
 #include "model/weights.h"
 
 /* One rank being loaded; the first failure sticks and the rest of the layer is skipped. */
@@ -315,6 +316,7 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
         rank->vocab_first = vocab_first(config, k, f->n_ranks);
         if (!status && k == 0 && choice) {
             status = engine_kernels_choose(choice, &rank->dims, &each, table, err);
+            status = status ? status : engine_profile_wrap(table, err);
         }
         if (!status) {
             status = f->ops->open(&rank->dims, &each, &rank->device, err);
