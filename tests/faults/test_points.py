@@ -59,6 +59,7 @@ class Drill:
     def __init__(self, cluster):
         self.cluster = cluster
         self.wanted = []
+        self.may_cut = False  # the router may be killed: whoever is connected sees that
 
     def armed(self, name):
         process = self.cluster.processes[name]
@@ -75,7 +76,7 @@ class Drill:
         for name in NAMES:
             try:
                 found[name] = self.armed(name)[point]["faults"]
-            except (OSError, kit.Wrong):
+            except (OSError, EOFError, kit.Wrong):
                 found[name] = None  # it was ended
         return found
 
@@ -90,12 +91,12 @@ class Drill:
         found = self.cluster.stream(PATH, body, timeout=DEADLINE_S + 6)
         if isinstance(found, kit.Answer):
             return found.error()["code"], ""
-        need(found.done or found.error, "a stream that has no end", found.events[-1:])
-        return "good" if found.done else found.error["code"], found.text()
+        need(found.done or found.error or self.may_cut, "a stream that has no end", found.events[-1:])
+        return "good" if found.done else found.error["code"] if found.error else "cut", found.text()
 
     def leave(self, i, after_s):
         """A client that goes away while its prompt is computed or its answer runs."""
-        with kit.Wire(self.cluster.address) as wire:
+        with contextlib.suppress(OSError), kit.Wire(self.cluster.address) as wire:
             wire.send(kit.frame("POST", PATH, {**REQUESTS[i], "stream": True}))
             time.sleep(after_s)
             wire.reset()
@@ -126,7 +127,10 @@ class Drill:
                 else:
                     need(self.wanted[i].startswith(text), f"what request {i} said before {end}", text, self.wanted[i])
                 ends[i] = end
-            except (kit.Wrong, OSError, ValueError) as problem:
+            except (kit.Wrong, OSError, EOFError, ValueError) as problem:
+                if self.may_cut and isinstance(problem, (OSError, EOFError)):
+                    ends[i] = "cut"
+                    return
                 wrong.append(f"{what}: {type(problem).__name__}: {problem}")
 
         threads = [threading.Thread(target=one, args=(i,)) for i in range(len(REQUESTS))]
@@ -159,7 +163,7 @@ class Drill:
                 self.held = held
                 return False
             return True
-        except (OSError, kit.Wrong) as problem:
+        except (OSError, EOFError, kit.Wrong) as problem:
             self.held = repr(problem)
             return False
 
@@ -167,7 +171,7 @@ class Drill:
         """All nodes are joined and all pairs ready."""
         try:
             workers = self.cluster.workers()
-        except (OSError, kit.Wrong):
+        except (OSError, EOFError, kit.Wrong):
             return False
         pairs = [p for w in workers if w["role"] == "decode" for p in w["pairs"] if p["state"] == "ready"]
         return len(workers) == 4 and all(w["state"] == "ready" for w in workers) and len(pairs) == 4
@@ -193,6 +197,7 @@ class Drill:
             if fnmatch.fnmatch(point, pattern):
                 specs += also
         self.arm(specs)
+        self.may_cut = action == "kill"
         ends = self.requests(f"{point}={action}")
         # Links that were cut are dialled again after a moment; if it was not that kind of link, others are cut.
         again = time.monotonic() + 4 * kit.PATIENCE
@@ -206,13 +211,14 @@ class Drill:
         for name in NAMES:
             try:
                 self.arm(["*=off"], [name])
-            except (OSError, kit.Wrong):
+            except (OSError, EOFError, kit.Wrong):
                 need(ends_process, f"{name} is gone")
         after = self.faults(point)
         fired = sum((after[n] or 0) - (before[n] or 0) for n in NAMES if after[n] is not None)
         died = [name for name in NAMES if after[name] is None]
         need(fired > 0 or died, f"{point}={action} never happened")
         self.settle()
+        self.may_cut = False
         if not ends_process:
             check("processes", self.cluster.pids(), pids)
         # A pair that failed is shunned for a moment, and a busy machine may lose another heartbeat: soon, not at once.
@@ -274,14 +280,17 @@ class Shift:
             ends, fired = drill.drill(point, action, ends_process)
             self.tell(True, f"{point}={action} fired {fired}, ends {sorted(set(ends))} ({time.monotonic() - start:.1f} s)")
             return True
-        except (kit.Wrong, OSError, KeyError, subprocess.SubprocessError) as problem:
+        except (kit.Wrong, OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError) as problem:
+            drill.may_cut = False
             told = f"{type(problem).__name__}: {problem}".splitlines()[:40]
             if os.environ.get("CASES_VERBOSE"):
                 told += cluster.log().splitlines()[-150:]
             try:
-                drill.arm(["*=off"])
+                for name in NAMES:
+                    with contextlib.suppress(OSError, EOFError, kit.Wrong):
+                        drill.arm(["*=off"], [name])
                 drill.settle()
-            except (kit.Wrong, OSError, KeyError):
+            except (kit.Wrong, OSError, EOFError, KeyError, ValueError):
                 told += ["the cluster does not come back; its log ends so:", *cluster.log().splitlines()[-60:]]
                 self.tell(False, f"{point}={action}", told)
                 return False
@@ -304,7 +313,7 @@ class Shift:
                 if "Sanitizer" in line or "runtime error:" in line or "ssertion" in line:
                     self.tell(False, "log", [line])
                     break
-        except (kit.Wrong, OSError, KeyError, ValueError, subprocess.SubprocessError) as problem:
+        except (kit.Wrong, OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError) as problem:
             self.tell(False, "a cluster", f"{type(problem).__name__}: {problem}".splitlines()[:60])
 
     def run(self, n_clusters):
