@@ -33,7 +33,7 @@ def test_taught_abilities(build):
         tasks = json.load(file)["tasks"]
     for kind, fewest in FEWEST.items():
         check(sum(task["kind"] == kind for task in tasks) >= fewest, f"fewer than {fewest} tasks of kind {kind}")
-    with Cluster(build, engine="model", prefill=1, decode=1) as cluster:
+    with Cluster(build, engine="model", prefill=1, decode=1, extra=["router:--lease=30s", "node:--lease=30s"]) as cluster:
         for task in tasks:
             choice = ask(cluster, task)
             if "call" in task:

@@ -16,6 +16,8 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from harness import TINY, Cluster, check, check_equal, main
 
+# On a busy machine a chunk may take seconds, and that is no hang.
+PATIENT = ["router:--lease=30s", "node:--lease=30s"]
 N_PROMPTS, N_BOUNDS, N_TOKENS = 50, 14, 12
 VOCABULARY = 2500  # text tokens: below the special ones
 
@@ -87,7 +89,7 @@ def check_notes(cluster, n_nodes):
 
 def test_split_is_whole(build):
     greedy_ids, sampled_ids = by_turns(prompts())
-    with Cluster(build, engine="model", prefill=0, decode=1, extra=["router:--local-prefill=only"]) as cluster:
+    with Cluster(build, engine="model", prefill=0, decode=1, extra=[*PATIENT, "router:--local-prefill=only"]) as cluster:
         greedy = ask_all(cluster, greedy_ids, 0, 1)
         sampled = ask_all(cluster, sampled_ids, 1.0, 8)
         for i, reference in enumerate(eval_greedy(build, greedy_ids)):
@@ -97,7 +99,7 @@ def test_split_is_whole(build):
         cluster.check_idle()
     for prefill, decode, chunk, pieces in ((1, 1, 64, 0), (2, 2, 300, 3)):
         with Cluster(build, engine="model", prefill=prefill, decode=decode,
-                     extra=["router:--local-prefill=never", f"prefill:--chunk={chunk}",
+                     extra=[*PATIENT, "router:--local-prefill=never", f"prefill:--chunk={chunk}",
                             f"prefill:--last-chunk-pieces={pieces}"]) as cluster:
             what = f"{prefill} prefill and {decode} decode nodes, chunks of {chunk}"
             same(ask_all(cluster, greedy_ids, 0, 6), greedy, what + ", greedy")
@@ -109,12 +111,12 @@ def test_split_is_whole(build):
 def test_group_of_two(build):
     ids = prompts(20)
     with Cluster(build, engine="model", prefill=0, decode=1,
-                 extra=["router:--local-prefill=only", "node:--device=cpu:2"]) as cluster:
+                 extra=[*PATIENT, "router:--local-prefill=only", "node:--device=cpu:2"]) as cluster:
         whole = ask_all(cluster, ids, 0, 4)
-    with Cluster(build, engine="model", extra=["router:--local-prefill=never", "node:--device=cpu:2",
+    with Cluster(build, engine="model", extra=[*PATIENT, "router:--local-prefill=never", "node:--device=cpu:2",
                                                "prefill:--chunk=100"]) as cluster:
         same(ask_all(cluster, ids, 0, 2), whole, "a group of two, split")
-    with Cluster(build, engine="model", prefill=0, decode=1, extra=["router:--local-prefill=only"]) as cluster:
+    with Cluster(build, engine="model", prefill=0, decode=1, extra=[*PATIENT, "router:--local-prefill=only"]) as cluster:
         single = ask_all(cluster, ids, 0, 4)
     # Sums are made in another order, so the last bits differ; the first draw of each prompt is before any token can.
     for i, (a, b) in enumerate(zip(whole, single)):
