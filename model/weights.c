@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/log.h"
 #include "base/mem.h"
 #include "model/safetensors.h"
 #include "model/weights_file.h"
@@ -478,7 +477,6 @@ static enum status walk_globals(struct walk *walk)
 static enum status walk_leftover(struct walk *walk)
 {
     const struct safetensors *st = walk_st(walk);
-    uint64_t skipped_bytes = 0;
     for (size_t i = 0; i < safetensors_n(st); i++) {
         const struct safetensors_tensor *tensor = safetensors_at(st, i);
         if (walk->used[i]) {
@@ -492,11 +490,7 @@ static enum status walk_leftover(struct walk *walk)
                              walk->config->n_experts);
         }
         walk->weights->n_skipped++;
-        skipped_bytes += tensor->bytes;
-    }
-    if (walk->weights->n_skipped > 0) {
-        log_info("model", "%u tensors of speculative blocks (mtp.*, %llu bytes) are not loaded",
-                 walk->weights->n_skipped, (unsigned long long)skipped_bytes);
+        walk->weights->skipped_bytes += tensor->bytes;
     }
     return STATUS_OK;
 }

@@ -108,6 +108,7 @@ struct weights {
     uint64_t total_bytes;      /* host memory of everything loaded */
     uint64_t loaded_bytes;     /* of what is loaded now */
     uint32_t n_skipped;        /* tensors of speculative blocks, which are not loaded */
+    uint64_t skipped_bytes;    /* theirs; loading the globals says so */
     struct weights_file *file; /* private */
 };
 

@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "base/buf.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "model/weights.h"
 #include "model/weights_file.h"
@@ -256,6 +257,10 @@ static enum status load_group(struct weights *weights, struct weights_group *gro
     const struct weights_file *file = weights->file;
     if (group->slab) {
         return STATUS_OK;
+    }
+    if (group == &file->groups[weights->n_layers] && weights->n_skipped > 0) {
+        log_info("model", "%u tensors of speculative blocks (mtp.*, %llu bytes) are not loaded",
+                 weights->n_skipped, (unsigned long long)weights->skipped_bytes);
     }
     uint8_t *slab = mem_try_aligned(ALIGNMENT, group->bytes);
     if (!slab) {
