@@ -3,10 +3,12 @@
 #include <assert.h>
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/opts_value.h"
@@ -145,6 +147,13 @@ static enum status set(struct parse *parse, size_t spec_i, enum source source, c
                        const char *where)
 {
     const struct opt_spec *spec = &parse->program->specs[spec_i];
+    /* Mostly a variable of a script that was not set. An empty host would be every interface, an
+     * empty token none: what nobody chose is not guessed. */
+    if (source != SOURCE_DEFAULT && text[0] == '\0' &&
+        (spec->kind == OPT_STRING || spec->kind == OPT_LIST)) {
+        return error_set(parse->err, STATUS_INVALID, "%s: is empty; leave it out to have none",
+                         where);
+    }
     if (parse->sources[spec_i] != source &&
         (spec->kind == OPT_LIST || spec->kind == OPT_OPERANDS)) {
         opts_value_clear(spec, parse->values);
@@ -250,9 +259,23 @@ static enum status read_config(struct parse *parse, const char *path)
     char *line = NULL;
     size_t capacity = 0, number = 0, total = 0;
     ssize_t bytes;
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return error_set(parse->err, STATUS_SYSTEM, "configuration file %s: %m", path);
+    FILE *file = NULL;
+    struct stat found;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO would wait for a writer */
+    if (fd < 0 || fstat(fd, &found) != 0) {
+        status = error_set(parse->err, STATUS_SYSTEM, "configuration file %s: %m", path);
+    } else if (!S_ISREG(found.st_mode)) {
+        status = error_set(parse->err, STATUS_INVALID, "%s: not a file", path);
+    } else if ((uint64_t)found.st_size > CONFIG_MAX_BYTES) {
+        status = error_set(parse->err, STATUS_INVALID, "%s: more than 1 MiB", path);
+    } else if ((file = fdopen(fd, "r")) == NULL) {
+        status = error_set(parse->err, STATUS_SYSTEM, "configuration file %s: %m", path);
+    }
+    if (status) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
     }
     while (status == STATUS_OK && (bytes = getline(&line, &capacity, file)) >= 0) {
         char *place = mem_printf("%s:%zu", path, ++number);

@@ -59,7 +59,7 @@ static const struct opt_program program = {
         "node compute the prompt (or computes it itself between two steps), and streams tokens "
         "back. What a prefill node sends lands in slots that nothing is ever decoded from: it is "
         "copied into the page pool, and the checksum is taken over the copy.\n\n"
-        "One decode node alone is a complete server.\n\n"
+        "A router and one decode node are a complete server.\n\n"
         "Memory. At start the node logs what it is going to take, item by item: weights, scratch, "
         "rows of a call (--chunk), sequence slots (--max-sequences), logits, pages (--pages), "
         "landing slots (--landing-slots). "

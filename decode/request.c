@@ -54,11 +54,22 @@ static void claim_drop(struct request *request)
     request->claimed_pages = request->claimed_slots = 0;
 }
 
-/* Pages for the prompt, and a page of headroom for each sample to generate into. */
+/* The prompt's full pages, which samples share, and for each sample one to write to: with less
+ * nothing can be generated. */
+static uint64_t pages_at_least(const struct engine *engine, uint32_t n_ids, uint32_t n_samples)
+{
+    return (uint64_t)n_ids / engine_info(engine)->page_tokens + n_samples;
+}
+
+/* Pages for the prompt, and a page of headroom for each sample to generate into; or as many as the
+ * pool has, where that is enough to generate at all. */
 static uint32_t pages_needed(const struct request *request)
 {
     const struct engine *engine = request->requests->options.engine;
-    return engine_pages_for(engine, request->n_ids) + request->n_samples;
+    uint32_t pages = engine_pages_for(engine, request->n_ids) + request->n_samples;
+    return pages <= engine_info(engine)->n_pages
+               ? pages
+               : (uint32_t)pages_at_least(engine, request->n_ids, request->n_samples);
 }
 
 static bool claim_room(struct request *request)
@@ -622,9 +633,10 @@ void requests_start(struct requests *requests, struct request_sink *sink,
                             "this node takes no new work");
         return;
     }
-    uint32_t pages = engine_pages_for(requests->options.engine, start->n_ids_total);
-    if (start->n_ids_total >= info->max_context_tokens ||
-        pages + start->sampling->n > info->n_pages || start->sampling->n > info->max_sequences) {
+    uint64_t pages =
+        pages_at_least(requests->options.engine, start->n_ids_total, start->sampling->n);
+    if (start->n_ids_total >= info->max_context_tokens || pages > info->n_pages ||
+        start->sampling->n > info->max_sequences) {
         char text[160];
         snprintf(text, sizeof(text),
                  "%" PRIu32 " tokens in %" PRIu32 " samples; this node takes %" PRIu32

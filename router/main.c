@@ -102,7 +102,7 @@ static const struct registry_events registry_events = {
 static void on_grace_end(void *cookie)
 {
     struct router *router = cookie;
-    requests_fail_all(router->requests, "this router is being stopped");
+    requests_fail_all(router->requests, API_CODE_DRAINING, "this router is being stopped");
 }
 
 static void version_extra(void *cookie, struct buf *out)

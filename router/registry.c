@@ -213,6 +213,43 @@ static enum status name_claim(struct registry *registry, const Baton__Hello *hel
     return STATUS_OK;
 }
 
+static void fingerprint_text(const uint8_t *bytes, size_t n, char *ret_text)
+{
+    ret_text[0] = '\0';
+    for (size_t i = 0; i < n; i++) {
+        snprintf(ret_text + 2 * i, 3, "%02x", bytes[i]);
+    }
+}
+
+/* An answer may be begun by one decode node and ended by another: they serve one checkpoint. The
+ * first says which, until the last of it has left. (A prefill node of another one finds no pair.)
+ */
+static enum status checkpoint_claim(struct registry *registry, const Baton__Hello *hello,
+                                    struct error *err)
+{
+    size_t n = hello->fingerprint.len;
+    if (hello->role != BATON__ROLE__ROLE_DECODE || n == 0 || n > HELLO_FINGERPRINT_MAX) {
+        return STATUS_OK;
+    }
+    list_for_each(at, &registry->nodes)
+    {
+        const struct node *node = list_entry(at, struct node, in_registry);
+        if (node->role != BATON__ROLE__ROLE_DECODE || node->fingerprint_bytes == 0 ||
+            (node->fingerprint_bytes == n &&
+             memcmp(node->fingerprint, hello->fingerprint.data, n) == 0)) {
+            continue;
+        }
+        char ours[2 * HELLO_FINGERPRINT_MAX + 1], theirs[2 * HELLO_FINGERPRINT_MAX + 1];
+        fingerprint_text(node->fingerprint, node->fingerprint_bytes, ours);
+        fingerprint_text(hello->fingerprint.data, n, theirs);
+        return error_set(err, STATUS_PEER_REFUSED,
+                         "page fingerprint differs: %s has %s, %s, which serves here, %s; the "
+                         "decode nodes of a router must serve one checkpoint",
+                         hello->node_id, theirs, node->ref.id, ours);
+    }
+    return STATUS_OK;
+}
+
 static enum status hello_judge(struct registry *registry, const Baton__Hello *hello,
                                struct error *err)
 {
@@ -240,7 +277,8 @@ static enum status hello_judge(struct registry *registry, const Baton__Hello *he
         return error_set(err, STATUS_EXHAUSTED, "%d nodes have joined, which is the most",
                          REGISTRY_MAX_NODES);
     }
-    return name_claim(registry, hello, err);
+    status = name_claim(registry, hello, err);
+    return status ? status : checkpoint_claim(registry, hello, err);
 }
 
 static struct node *node_create(struct registry *registry, const Baton__Hello *hello)

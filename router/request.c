@@ -645,17 +645,35 @@ void requests_node_writable(struct requests *requests, struct node *node)
     requests_pump_soon(requests);
 }
 
+/* The last node of a checkpoint left, and one of another serves: nobody can end what was begun. */
+static void checkpoint_change(struct requests *requests, const struct node *node)
+{
+    if (requests->checkpoint_bytes > 0 && requests->n_live > 0) {
+        requests_fail_all(requests, API_CODE_NO_READY_NODE,
+                          "the nodes that began this answer have left, and those that serve now "
+                          "have another checkpoint");
+    }
+    memcpy(requests->checkpoint, node->fingerprint, node->fingerprint_bytes);
+    requests->checkpoint_bytes = node->fingerprint_bytes;
+    snprintf(requests->fingerprint, sizeof(requests->fingerprint), "fp_%02x%02x%02x%02x_%.40s",
+             node->fingerprint[0], node->fingerprint[1], node->fingerprint[2], node->fingerprint[3],
+             requests->options.version);
+}
+
 void requests_nodes_changed(struct requests *requests)
 {
     list_for_each(at, registry_nodes(requests->options.registry))
     {
         const struct node *node = list_entry(at, struct node, in_registry);
-        if (registry_node_usable(node) && node->fingerprint_bytes >= 4) {
-            snprintf(requests->fingerprint, sizeof(requests->fingerprint),
-                     "fp_%02x%02x%02x%02x_%.40s", node->fingerprint[0], node->fingerprint[1],
-                     node->fingerprint[2], node->fingerprint[3], requests->options.version);
-            return;
+        if (node->role != BATON__ROLE__ROLE_DECODE || !registry_node_usable(node) ||
+            node->fingerprint_bytes < 4) {
+            continue;
         }
+        if (requests->checkpoint_bytes != node->fingerprint_bytes ||
+            memcmp(requests->checkpoint, node->fingerprint, node->fingerprint_bytes) != 0) {
+            checkpoint_change(requests, node);
+        }
+        return; /* the decode nodes that have joined are of one checkpoint */
     }
 }
 
@@ -717,12 +735,12 @@ size_t requests_n_live(const struct requests *requests)
     return requests->n_live;
 }
 
-void requests_fail_all(struct requests *requests, const char *text)
+void requests_fail_all(struct requests *requests, enum api_code code, const char *text)
 {
     struct list *first;
     while ((first = list_first(&requests->live)) != NULL) {
         struct api_error error;
-        api_error_set(&error, API_CODE_DRAINING, NULL, "%s", text);
+        api_error_set(&error, code, NULL, "%s", text);
         request_fail(list_entry(first, struct request, in_requests), &error);
     }
 }

@@ -55,8 +55,8 @@ bool requests_have_room(const struct requests *requests);
 
 size_t requests_n_live(const struct requests *requests);
 
-/* Ends all with an error, because the process ends. */
-void requests_fail_all(struct requests *requests, const char *text);
+/* Ends all with this error. */
+void requests_fail_all(struct requests *requests, enum api_code code, const char *text);
 
 /* From the registry's events. */
 void requests_message(struct requests *requests, struct node *node,

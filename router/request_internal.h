@@ -110,9 +110,11 @@ struct requests {
     size_t n_live;
     bool flushing;
     uint64_t next_id, jitter;
-    struct loop_timer *tick; /* deadlines behind the nodes' own */
-    struct loop_timer *pump; /* long prompts, in parts */
-    char fingerprint[64];    /* system_fingerprint; "" until a node is known */
+    struct loop_timer *tick;                   /* deadlines behind the nodes' own */
+    struct loop_timer *pump;                   /* long prompts, in parts */
+    uint8_t checkpoint[HELLO_FINGERPRINT_MAX]; /* of the decode nodes that serve, or did last */
+    size_t checkpoint_bytes;
+    char fingerprint[64]; /* system_fingerprint; "" until a node is known */
     struct buf scratch;
     struct {
         struct metric_counter *begun, *finished, *failed, *cancelled, *retried, *failed_over;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -270,6 +271,19 @@ static void test_sources(void **state)
     write_file(path, "token = \"a\" b\n");
     snprintf(want, sizeof(want), "%s:1: the quotes of token do not close", path);
     refuse(want, "--trace");
+    write_file(path, "token =\n");
+    snprintf(want, sizeof(want), "%s:1: token: is empty; leave it out to have none", path);
+    refuse(want, "--trace");
+    write_file(path, "peer = x,,y\n");
+    snprintf(want, sizeof(want), "%s:1: peer: is empty; leave it out to have none", path);
+    refuse(want, "--trace");
+    unlink(path);
+    setenv("BATON_CONFIG", "/dev/zero", 1); /* endless */
+    refuse("/dev/zero: not a file", "--trace");
+    setenv("BATON_CONFIG", path, 1);
+    assert_int_equal(mkfifo(path, 0600), 0); /* and nobody who would write */
+    snprintf(want, sizeof(want), "%s: not a file", path);
+    refuse(want, "--trace");
     unlink(path);
     assert_int_equal(parse("--trace", NULL), STATUS_SYSTEM);
     opts_free(&program, &values);
@@ -289,8 +303,8 @@ static void test_required(void **state)
     bool done;
     assert_int_equal(opts_parse(&strict, 1, argv, &values, &done, &err), STATUS_INVALID);
     assert_string_equal(err.text, "--name must be given: Who it is.");
-    assert_int_equal(opts_parse(&strict, 2, argv, &values, &done, &err), STATUS_OK);
-    assert_string_equal(values.model, "");
+    assert_int_equal(opts_parse(&strict, 2, argv, &values, &done, &err), STATUS_INVALID);
+    assert_string_equal(err.text, "--name: is empty; leave it out to have none");
     opts_free(&strict, &values);
     argv[1] = (char *)(uintptr_t) "extra";
     assert_int_equal(opts_parse(&strict, 2, argv, &values, &done, &err), STATUS_INVALID);
@@ -303,7 +317,7 @@ static void test_config_round_trip(void **state)
     char path[] = "/tmp/test_opts_XXXXXX";
     close(mkstemp(path));
     accept("--memory", "1234567", "--drain-timeout", "1500us", "--prefill-share", "0.1", "--token",
-           " q\"\\\n# ", "--peer", "a = b,c", "--peer", "", "--low=-9", "--no-local-prefill");
+           " q\"\\\n# ", "--peer", "a = b,c", "--peer", " ", "--low=-9", "--no-local-prefill");
     struct buf first = BUF_INIT, second = BUF_INIT;
     opts_write_config(&program, &values, &first);
     opts_free(&program, &values);

@@ -123,6 +123,28 @@ def another_revision_of_the_model(build):
             wait_for("by decode too", lambda: "fingerprint" in c.log(), 10)
 
 
+@suite.case("KV-03-decode")
+def decode_nodes_are_of_one_checkpoint(build):
+    """A second decode node of another checkpoint does not join; it takes over only what begins after the first has left."""
+    with kit.Cluster(build, "lone", extra=["node:--sim-step=20"]) as c:
+        before = c.good_chat("x", max_tokens=2)["system_fingerprint"]
+        ours = c.workers()[0]["fingerprint"]
+        with Daemon(build, "decode", "--node-id=odd", f"--router=127.0.0.1:{c.join_port}", "--sim-page-bytes=16384",
+                    "--sim-step=20") as odd:
+            odd.says("fingerprint", 6)
+            need(ours in odd.said() and ours in c.log(), "both values are named", odd.said()[-1500:])
+            need("odd" not in {w["id"] for w in c.workers()}, "it did not join", c.workers())
+            def end():
+                time.sleep(0.5)
+                c.supervisor({"do": "kill", "name": "decode-0"})
+            stream, _ = kit.together([lambda: c.chat_stream("y", max_tokens=2000, timeout=60), end])
+            need(not stream.done and stream.error, "the answer is not ended by another model", stream.events[-1:])
+            need(stream.error["code"] in ("no_ready_node", "attempts_exhausted"), "and says why", stream.error)
+            wait_for("the other takes over", lambda: c.ask("GET", "/readyz").status == 200, 10)
+            after = c.good_chat("x", max_tokens=2)["system_fingerprint"]
+            need(after != before, "answers say whose they are", (before, after))
+
+
 # ------------------------------------------------------------------------------------------------ KV-06
 
 twins = suite.cluster(extra=["node:--pages=40", "decode:--max-sequences=8", "decode:--queue=256", "prefill:--queue=256"])
