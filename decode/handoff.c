@@ -23,63 +23,13 @@
 #include "base/list.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "decode/handoff_internal.h"
 #include "engine/accept.h"
 #include "node/wire.h"
 
 enum {
-    MAX_PARCEL_SLOTS = 4096,
-    MAX_PAGE_PIECES =
-        16, /* a piece that does not end its page has at least as small a part of it */
     CHECKSUM_RETRY_MS = 1,
     IDS_A_MESSAGE = 16000, /* about 48 KB as varints: nothing waits long behind one part */
-};
-
-enum transfer_phase { PHASE_QUEUED, PHASE_COMPUTING, PHASE_COMPUTED, PHASE_READING };
-
-struct transfer {
-    struct list link;
-    struct handoff *handoff;
-    struct peer *peer;
-    void *owner; /* NULL once ended or cancelled */
-    uint64_t id;
-    struct handoff_request request;
-    struct engine_seq *seq;
-    enum transfer_phase phase;
-    bool cancelling;
-    uint64_t phase_ns, start_ns, computing_ns, computed_ns;
-    uint32_t n_pages, n_pages_whole;
-    size_t *page_at; /* [n_pages] bytes of each, accepted or being accepted, from its start */
-    uint32_t next_seq;
-    uint32_t n_slots_wanted, n_slots_granted_all, n_slots_held;
-    uint8_t *tail;
-    size_t tail_bytes, tail_at;
-    uint32_t n_jobs;
-    bool have_first, have_done;
-    uint32_t n_parcels_said, cached_tokens;
-    uint64_t prefill_queue_ns, prefill_prefill_ns, bytes;
-    struct handoff_first *first;
-};
-
-/* One parcel being copied. Owner: the job; the transfer outlives it. */
-struct accept_job {
-    struct transfer *transfer;
-    struct loop_timer *retry;
-    uint64_t transfer_id, checksum;
-    uint32_t seq, n_pieces;
-    enum status status;
-    bool retried;
-    struct accept_piece *pieces;
-    uint32_t *slots;
-};
-
-struct handoff {
-    struct handoff_options options;
-    const struct handoff_events *events;
-    void *cookie;
-    struct list open, cancelling;
-    struct hmap *by_id;
-    struct handoff_stats stats;
-    bool granting;
 };
 
 static void transfer_settle(struct transfer *transfer);
@@ -507,50 +457,6 @@ give_back:
     return false;
 }
 
-/* Do these pages go on where each of them ended, in pieces that are no dust? */
-static bool pages_fit(const struct transfer *transfer, const Baton__FromPrefill__Parcel *parcel)
-{
-    uint64_t page_bytes = landing_slot_bytes(transfer->handoff->options.landing);
-    if (parcel->n_pages == 0 || parcel->n_pages > MAX_PARCEL_SLOTS ||
-        parcel->first_page > transfer->n_pages ||
-        parcel->n_pages > transfer->n_pages - parcel->first_page ||
-        parcel->bytes % parcel->n_pages || parcel->offset > page_bytes) {
-        return false;
-    }
-    uint64_t bytes = parcel->bytes / parcel->n_pages, left = page_bytes - parcel->offset;
-    if (bytes == 0 || bytes % 8 || bytes > left ||
-        (bytes < left && bytes < page_bytes / MAX_PAGE_PIECES)) {
-        return false;
-    }
-    for (uint32_t i = 0; i < parcel->n_pages; i++) {
-        if (transfer->page_at[parcel->first_page + i] != parcel->offset) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Number of slots a parcel must have, or 0 if its numbers are wrong. */
-static uint32_t parcel_n_slots(const struct transfer *transfer,
-                               const Baton__FromPrefill__Parcel *parcel)
-{
-    size_t slot_bytes = landing_slot_bytes(transfer->handoff->options.landing);
-    if (parcel->n_slot_runs % 2) {
-        return 0;
-    }
-    if (parcel->kind == BATON__FROM_PREFILL__PARCEL__KIND__PAGES) {
-        return pages_fit(transfer, parcel) ? parcel->n_pages : 0;
-    }
-    if (parcel->kind == BATON__FROM_PREFILL__PARCEL__KIND__TAIL) {
-        bool fits = parcel->offset == transfer->tail_at && parcel->bytes > 0 &&
-                    parcel->bytes % 8 == 0 && parcel->total_bytes == transfer->tail_bytes &&
-                    parcel->bytes <= transfer->tail_bytes - transfer->tail_at;
-        uint64_t n = (parcel->bytes + slot_bytes - 1) / slot_bytes;
-        return fits && n <= MAX_PARCEL_SLOTS ? (uint32_t)n : 0;
-    }
-    return 0;
-}
-
 static void pages_took(struct transfer *transfer, const Baton__FromPrefill__Parcel *parcel)
 {
     size_t at = parcel->offset + parcel->bytes / parcel->n_pages;
@@ -571,7 +477,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
     const struct engine_info *info = engine_info(handoff->options.engine);
     size_t slot_bytes = landing_slot_bytes(handoff->options.landing);
     uint32_t n_slots = transfer->seq && transfer->tail && parcel->seq == transfer->next_seq
-                           ? parcel_n_slots(transfer, parcel)
+                           ? handoff_parcel_n_slots(transfer, parcel)
                            : 0;
     bool is_tail = parcel->kind == BATON__FROM_PREFILL__PARCEL__KIND__TAIL;
     if (n_slots == 0) {
@@ -718,30 +624,6 @@ static void transfer_settle(struct transfer *transfer)
 
 /* ---- messages ---- */
 
-static bool first_read(struct transfer *transfer, const Baton__FromPrefill__First *first)
-{
-    uint32_t vocab_size = engine_info(transfer->handoff->options.engine)->vocab_size;
-    if (transfer->have_first || first->n_samples != transfer->request.n_samples) {
-        return false;
-    }
-    transfer->first = mem_array(first->n_samples, sizeof(*transfer->first));
-    for (size_t i = 0; i < first->n_samples; i++) {
-        const Baton__FromPrefill__FirstSample *sample = first->samples[i];
-        struct engine_draw *draw = &transfer->first[i].draw;
-        if (sample->sample != i || sample->n_ids != 1 || sample->ids[0] >= vocab_size ||
-            sample->n_logprobs != (transfer->request.sampling->logprobs ? 1 : 0) ||
-            (sample->n_logprobs == 1 && !sample->logprobs[0]->token)) {
-            return false;
-        }
-        draw->id = sample->ids[0];
-        if (sample->n_logprobs == 1 && !wire_logprobs_read(sample->logprobs[0], vocab_size, draw)) {
-            return false;
-        }
-    }
-    transfer->have_first = true;
-    return true;
-}
-
 static void progress_arrived(struct transfer *transfer,
                              const Baton__FromPrefill__Progress *progress)
 {
@@ -832,7 +714,7 @@ void handoff_message(struct handoff *handoff, struct peer *peer, const Baton__Fr
         parcel_arrived(transfer, message->parcel);
         break;
     case BATON__FROM_PREFILL__WHAT_FIRST:
-        if (!first_read(transfer, message->first)) {
+        if (!handoff_first_read(transfer, message->first)) {
             handoff->stats.n_protocol++;
             transfer_fail(transfer, true, BATON__FAIL_CODE__FAIL_TILING, peer_name(peer), true,
                           "the first tokens from %s are not what was asked for", peer_name(peer));

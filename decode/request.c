@@ -54,28 +54,10 @@ static void claim_drop(struct request *request)
     request->claimed_pages = request->claimed_slots = 0;
 }
 
-/* The prompt's full pages, which samples share, and for each sample one to write to: with less
- * nothing can be generated. */
-static uint64_t pages_at_least(const struct engine *engine, uint32_t n_ids, uint32_t n_samples)
-{
-    return (uint64_t)n_ids / engine_info(engine)->page_tokens + n_samples;
-}
-
-/* Pages for the prompt, and a page of headroom for each sample to generate into; or as many as the
- * pool has, where that is enough to generate at all. */
-static uint32_t pages_needed(const struct request *request)
-{
-    const struct engine *engine = request->requests->options.engine;
-    uint32_t pages = engine_pages_for(engine, request->n_ids) + request->n_samples;
-    return pages <= engine_info(engine)->n_pages
-               ? pages
-               : (uint32_t)pages_at_least(engine, request->n_ids, request->n_samples);
-}
-
 static bool claim_room(struct request *request)
 {
     struct requests *requests = request->requests;
-    uint32_t pages = pages_needed(request);
+    uint32_t pages = request_pages_needed(request);
     if (engine_pages_free(requests->options.engine) < requests->claimed_pages + pages ||
         engine_slots_free(requests->options.engine) <
             requests->claimed_slots + request->n_samples) {
@@ -612,7 +594,6 @@ static void enqueue(struct request *request)
 void requests_start(struct requests *requests, struct request_sink *sink,
                     const Baton__ToDecode__Start *start, bool draining)
 {
-    const struct engine_info *info = engine_info(requests->options.engine);
     const char *wrong = request_start_wrong(requests, start);
     uint32_t n_waiting =
         requests->n_in_state[REQUEST_QUEUED] + requests->n_in_state[REQUEST_RECEIVING];
@@ -633,16 +614,8 @@ void requests_start(struct requests *requests, struct request_sink *sink,
                             "this node takes no new work");
         return;
     }
-    uint64_t pages =
-        pages_at_least(requests->options.engine, start->n_ids_total, start->sampling->n);
-    if (start->n_ids_total >= info->max_context_tokens || pages > info->n_pages ||
-        start->sampling->n > info->max_sequences) {
-        char text[160];
-        snprintf(text, sizeof(text),
-                 "%" PRIu32 " tokens in %" PRIu32 " samples; this node takes %" PRIu32
-                 " tokens, %" PRIu32 " pages of %" PRIu32 " and %" PRIu32 " sequences",
-                 start->n_ids_total, start->sampling->n, info->max_context_tokens, info->n_pages,
-                 info->page_tokens, info->max_sequences);
+    char text[160];
+    if (!request_start_fits(requests, start, text, sizeof(text))) {
         requests->stats.n_refused++;
         request_tell_failed(requests, sink, start->request, start->attempt,
                             BATON__FAIL_CODE__FAIL_TOO_LONG, "", true, text);

@@ -98,7 +98,13 @@ void request_tell_failed(struct requests *requests, struct request_sink *sink, u
                          uint32_t attempt, Baton__FailCode code, const char *node, bool retryable,
                          const char *text);
 
-/* request_start.c: what is wrong with a Start, or NULL; and the samples that it asks for. */
+/* request_start.c: pages that must be free before a request is admitted. */
+uint32_t request_pages_needed(const struct request *request);
+/* Whether this node can ever serve a Start; if not, the numbers of both. */
+must_check bool request_start_fits(const struct requests *requests,
+                                   const Baton__ToDecode__Start *start, char *ret_text,
+                                   size_t text_bytes);
+/* What is wrong with a Start, or NULL; and the samples that it asks for. */
 const char *request_start_wrong(const struct requests *requests,
                                 const Baton__ToDecode__Start *start);
 void request_sampling_copy(struct request *request, const Baton__Sampling *s);

@@ -1,6 +1,9 @@
 /* What is read from a Start: checked against this node before anything is kept of it. */
 #include "decode/request_internal.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 #include "base/mem.h"
 
 const char *request_start_wrong(const struct requests *requests,
@@ -15,6 +18,42 @@ const char *request_start_wrong(const struct requests *requests,
         return "a token id is outside the vocabulary";
     }
     return wire_sampling_wrong(start->sampling, vocab_size);
+}
+
+/* The prompt's full pages, which samples share, and for each sample one to write to: with less
+ * nothing can be generated. */
+static uint64_t pages_at_least(const struct engine *engine, uint32_t n_ids, uint32_t n_samples)
+{
+    return (uint64_t)n_ids / engine_info(engine)->page_tokens + n_samples;
+}
+
+/* Pages for the prompt, and a page of headroom for each sample to generate into; or as many as the
+ * pool has, where that is enough to generate at all. */
+uint32_t request_pages_needed(const struct request *request)
+{
+    const struct engine *engine = request->requests->options.engine;
+    uint32_t pages = engine_pages_for(engine, request->n_ids) + request->n_samples;
+    return pages <= engine_info(engine)->n_pages
+               ? pages
+               : (uint32_t)pages_at_least(engine, request->n_ids, request->n_samples);
+}
+
+bool request_start_fits(const struct requests *requests, const Baton__ToDecode__Start *start,
+                        char *ret_text, size_t text_bytes)
+{
+    const struct engine_info *info = engine_info(requests->options.engine);
+    uint64_t pages =
+        pages_at_least(requests->options.engine, start->n_ids_total, start->sampling->n);
+    if (start->n_ids_total < info->max_context_tokens && pages <= info->n_pages &&
+        start->sampling->n <= info->max_sequences) {
+        return true;
+    }
+    snprintf(ret_text, text_bytes,
+             "%" PRIu32 " tokens in %" PRIu32 " samples; this node takes %" PRIu32
+             " tokens, %" PRIu32 " pages of %" PRIu32 " and %" PRIu32 " sequences",
+             start->n_ids_total, start->sampling->n, info->max_context_tokens, info->n_pages,
+             info->page_tokens, info->max_sequences);
+    return false;
 }
 
 /* The Sampling itself is kept as well: a Run hands it on. */

@@ -5,7 +5,7 @@ import sys
 
 CASES = [
     (["--node-id=a b"], '--node-id "a b"'),
-    (["--node-id="], '--node-id ""'),
+    (["--node-id="], '--node-id: is empty'),
     (["--node-id=" + "x" * 65], "want 1 to 64"),
     (["--router=10.0.0.1:8001", "--router=nohost"], "--router nohost: it needs a host and a port"),
     (["--router=h:99999"], "--router h:99999"),
