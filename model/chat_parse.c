@@ -42,10 +42,11 @@ struct chat_parse {
     bool thinking, without_calls, from_reasoning;
     bool junk_started; /* in a block: text that doesn't belong there was shown */
     bool has_parameter, ignore_value, call_is_open;
-    bool has_content;   /* some was shown */
-    bool breaks_line;   /* before further content: behind a call that is content */
-    bool prompt_called; /* the open call is one that the prompt began */
-    bool skips_space;   /* after a block: the space before further text */
+    bool call_is_garbled; /* the open call holds what is no part of one */
+    bool has_content;     /* some was shown */
+    bool breaks_line;     /* before further content: behind a call that is content */
+    bool prompt_called;   /* the open call is one that the prompt began */
+    bool skips_space;     /* after a block: the space before further text */
     bool is_finished, in_prompt;
     char id_seed[CHAT_ID_SEED_BYTES];
     chat_event_fn fn;
@@ -334,7 +335,7 @@ static void start_call(struct chat_parse *p, size_t at, size_t bytes)
     p->n_calls++;
     p->call_is_open = true;
     p->prompt_called = p->in_prompt;
-    p->has_parameter = false;
+    p->has_parameter = p->call_is_garbled = false;
     p->keys = hmap_create();
     emit(p, CHAT_EVENT_CALL, p->held.data + at, bytes);
     take(p, at + bytes + 2);
@@ -342,8 +343,15 @@ static void start_call(struct chat_parse *p, size_t at, size_t bytes)
     p->state = STATE_CALL;
 }
 
+/* A parameter may have been lost with what was garbled: such a call stays open. */
 static void end_call(struct chat_parse *p)
 {
+    if (p->call_is_garbled) {
+        p->call_is_open = false;
+        hmap_free(p->keys);
+        p->keys = NULL;
+        return;
+    }
     const char *end = p->has_parameter ? "}" : "{}";
     emit(p, CHAT_EVENT_ARGUMENTS, end, strlen(end));
     emit(p, CHAT_EVENT_CALL_END, NULL, 0);
@@ -451,7 +459,10 @@ static bool step_call(struct chat_parse *p)
 {
     size_t at, mark_i = 0;
     enum found found = find_mark(p, call_marks, N_CALL_MARKS, &at, &mark_i);
-    emit_junk(p, at, found == FOUND_MARK);
+    for (size_t i = 0; i < at; i++) {
+        p->call_is_garbled |= !is_space(p->held.data[i]);
+    }
+    take(p, at);
     if (found != FOUND_MARK) {
         return false;
     }
@@ -511,8 +522,7 @@ static bool step_parameter(struct chat_parse *p)
         return false;
     }
     if (found == FOUND_NONE) {
-        emit(p, CHAT_EVENT_CONTENT, CHAT_MARK_PARAMETER, strlen(CHAT_MARK_PARAMETER));
-        p->junk_started = true;
+        p->call_is_garbled = true;
         p->state = STATE_CALL;
         return true;
     }
@@ -742,11 +752,11 @@ static void finish_held(struct chat_parse *p, bool was_cut)
         }
         break;
     case STATE_NAME:
-    case STATE_PARAMETER:
         if (!was_cut) { /* ended in the middle of a head: that was never one */
             emit_held(p, CHAT_EVENT_CONTENT, p->held.bytes);
         }
         break;
+    case STATE_PARAMETER: /* the call stays open */
     case STATE_BLOCK:
     case STATE_STRING:
         break;

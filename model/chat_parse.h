@@ -15,10 +15,12 @@
  * nothing in the sum of the events. The same events make the streamed and the whole answer.
  *
  * What a strict parser would refuse is still shown: a call block without `</think>` before it ends
- * the reasoning; a block that is not one is text; text between the parts of a block is content; a
+ * the reasoning; a block that is not one is text; text between the calls of a block is content; a
  * parameter given twice counts once; a value said to be JSON that is not becomes a string. A call
  * that was cut is left open (its arguments are then no whole JSON): closing it would have a client
- * run half of a command. So is one that the prompt opened and that the model did not go on with.
+ * run half of a command. So is one that the prompt opened and that the model did not go on with,
+ * and one that holds text which is no part of a call: a parameter may have been lost with it. That
+ * text is not shown.
  */
 enum chat_event_kind {
     CHAT_EVENT_REASONING, /* text */
