@@ -12,6 +12,7 @@
 
 #include "base/list.h"
 #include "base/log.h"
+#include "base/loop.h"
 #include "base/mem.h"
 #include "base/net.h"
 #include "base/secret.h"
@@ -40,6 +41,7 @@
 enum {
     N_ARMED = 16,
     MAX_METHODS = 16,
+    REFUSED_TELL_MS = 10000,
     MAX_EXEMPT = 64, /* calls to the health service at once: no token guards it */
 };
 
@@ -76,6 +78,7 @@ struct rpc_server {
     struct rpc_op op_shutdown;
     bool started, stopping, stopped, freed;
     struct rpc_server_stats stats;
+    uint64_t told_ns; /* when a refusal was last logged: they come in floods */
 };
 
 /* One accepted call; lives as long as its stream. */
@@ -226,8 +229,11 @@ static void call_take(struct rpc_server *server, grpc_call *grpc_call, grpc_slic
     bool exempt = method != NULL && method->exempt;
     enum rpc_code code = RPC_OK;
     const char *text = NULL;
+    bool is_told = false;
     if (!exempt && !token_is_right(server, metadata)) {
         server->stats.n_unauthenticated++;
+        is_told = loop_now_ns() - server->told_ns > REFUSED_TELL_MS * NS_PER_MS;
+        server->told_ns = is_told ? loop_now_ns() : server->told_ns;
         code = RPC_UNAUTHENTICATED;
         text = "this cluster asks for its token: authorization: Bearer TOKEN";
     } else if (method == NULL) {
@@ -250,6 +256,10 @@ static void call_take(struct rpc_server *server, grpc_call *grpc_call, grpc_slic
     server->n_exempt += exempt;
     struct stream *stream = stream_accept(server->core, grpc_call, &server->limits, code, text,
                                           on_stream_gone, accepted);
+    if (is_told) {
+        log_warn("rpc", "%s asks without the cluster's token, or with another (%llu calls so far)",
+                 stream_peer(stream), (unsigned long long)server->stats.n_unauthenticated);
+    }
     if (code != RPC_OK) {
         log_debug("rpc", "call from %s answered %s", stream_peer(stream), rpc_code_name(code));
         stream_drop(stream);
