@@ -40,6 +40,8 @@ enum {
 #define ACCEPT_WARN_NS (10 * NS_PER_S)
 
 #define TICK_NS (250 * NS_PER_MS)
+/* How long a drain waits for the head of a request that may be on its way. */
+#define DRAIN_HEAD_NS NS_PER_S
 
 void httpd_config_init(struct httpd_config *config)
 {
@@ -380,6 +382,14 @@ const struct httpd_stats *httpd_stats(struct httpd *server)
 
 /* --- stop --- */
 
+/* A request may be on its way: one that is there already, or the first of a connection. To close
+ * in its face is a reset, which no client tries again. */
+static bool expects_request(const struct httpd_conn *conn)
+{
+    char byte;
+    return conn->request.start_ns == 0 || recv(conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 void httpd_drain(struct httpd *server)
 {
     server->draining = true;
@@ -390,6 +400,8 @@ void httpd_drain(struct httpd *server)
         list_remove(&conn->idle);
         if (httpd_conn_pending(conn) > 0) {
             httpd_conn_answered(conn, HTTPD_NEXT_CLOSE);
+        } else if (!server->stopping && expects_request(conn)) {
+            conn->deadline_ns = loop_now_ns() + DRAIN_HEAD_NS;
         } else {
             httpd_conn_drop(conn, false);
         }

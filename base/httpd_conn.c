@@ -464,8 +464,10 @@ static void on_deadline(struct httpd_conn *conn)
     struct httpd *server = conn->server;
     bool first = conn->request.start_ns == 0;
 
-    if (conn->state == HTTPD_CONN_HEAD && list_linked(&conn->idle) && !first) {
-        httpd_conn_drop(conn, false); /* idle */
+    bool idle = list_linked(&conn->idle) && !first;
+
+    if (conn->state == HTTPD_CONN_HEAD && (idle || (server->draining && conn->in.bytes == 0))) {
+        httpd_conn_drop(conn, false);
     } else if (conn->state == HTTPD_CONN_HEAD) {
         server->stats.n_timeouts++;
         httpd_answer_refusal(conn, 408, "request_timeout", "the headers were not whole in time");

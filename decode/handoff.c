@@ -46,6 +46,7 @@ enum status handoff_create(const struct handoff_options *options,
     handoff->by_id = hmap_create();
     list_init(&handoff->open);
     list_init(&handoff->cancelling);
+    list_init(&handoff->jobs);
     *ret_handoff = handoff;
     return STATUS_OK;
 }
@@ -133,8 +134,17 @@ void handoff_cancel(struct transfer *transfer)
     transfer_close(transfer, true);
 }
 
+static struct accept_job *job_new(struct transfer *transfer)
+{
+    struct accept_job *job = mem_zalloc(sizeof(*job));
+    job->transfer = transfer;
+    list_push_back(&transfer->handoff->jobs, &job->link);
+    return job;
+}
+
 static struct accept_job *job_free(struct accept_job *job)
 {
+    list_remove(&job->link);
     loop_timer_free(job->retry);
     mem_free(job->pieces);
     mem_free(job->slots);
@@ -147,8 +157,12 @@ void handoff_free(struct handoff *handoff)
     if (!handoff) {
         return;
     }
-    /* The daemon frees its workers first, so no job is left in any transfer. */
+    /* The daemon frees its workers first: of the jobs that did not come back none runs. */
     loop_defer_cancel(handoff->options.loop, grant_all, handoff);
+    list_for_each_safe(at, &handoff->jobs)
+    {
+        job_free(list_entry(at, struct accept_job, link));
+    }
     list_for_each_safe(at, &handoff->open)
     {
         transfer_destroy(list_entry(at, struct transfer, link));
@@ -496,8 +510,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
             return;
         }
     }
-    struct accept_job *job = mem_zalloc(sizeof(*job));
-    job->transfer = transfer;
+    struct accept_job *job = job_new(transfer);
     job->transfer_id = transfer->id;
     job->seq = parcel->seq;
     job->checksum = parcel->checksum;
@@ -612,8 +625,7 @@ static void transfer_settle(struct transfer *transfer)
                       transfer->tail_at, transfer->tail_bytes);
         return;
     }
-    struct accept_job *job = mem_zalloc(sizeof(*job));
-    job->transfer = transfer;
+    struct accept_job *job = job_new(transfer);
     if (workers_submit(handoff->options.workers, tail_run, tail_done, NULL, job, NULL)) {
         job_free(job);
         return; /* the tick comes here again */

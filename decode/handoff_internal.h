@@ -36,6 +36,7 @@ struct transfer {
 
 /* One parcel being copied. Owner: the job; the transfer outlives it. */
 struct accept_job {
+    struct list link; /* in the handoff's jobs */
     struct transfer *transfer;
     struct loop_timer *retry;
     uint64_t transfer_id, checksum;
@@ -50,7 +51,7 @@ struct handoff {
     struct handoff_options options;
     const struct handoff_events *events;
     void *cookie;
-    struct list open, cancelling;
+    struct list open, cancelling, jobs;
     struct hmap *by_id;
     struct handoff_stats stats;
     bool granting;

@@ -309,9 +309,10 @@ class Shift:
                 while job and self.one(cluster, drill, *job):
                     job = self.next()
                 drill.settle(all_of_it=True)
-            for line in cluster.last_log.splitlines():
+            lines = cluster.last_log.splitlines()
+            for i, line in enumerate(lines):
                 if "Sanitizer" in line or "runtime error:" in line or "ssertion" in line:
-                    self.tell(False, "log", [line])
+                    self.tell(False, "log", lines[i:i + 60])
                     break
         except (kit.Wrong, OSError, EOFError, KeyError, ValueError, subprocess.SubprocessError) as problem:
             self.tell(False, "a cluster", f"{type(problem).__name__}: {problem}".splitlines()[:60])
