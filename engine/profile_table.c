@@ -307,8 +307,8 @@ static void timed_route(struct ops_device *device, const struct ops_rows *rows,
     span_end(&span, bytes, work);
 }
 
-/* Which experts it had to read is in the device's memory: asked for now, counted once the step is
- * done. */
+/* Which experts it had to read is in the device's memory: copied behind the call, and counted once
+ * the step is done. */
 static void timed_experts(struct ops_device *device, const struct ops_rows *rows,
                           const struct ops_layer *layer, const float *x, const uint32_t *experts,
                           const float *weights, float *ret_y)

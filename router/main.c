@@ -112,9 +112,7 @@ static void version_extra(void *cookie, struct buf *out)
     struct list *first = list_first(registry_nodes(router->registry));
     if (first) {
         const struct node *node = list_entry(first, struct node, in_registry);
-        for (size_t i = 0; i < node->fingerprint_bytes; i++) {
-            snprintf(fingerprint + 2 * i, 3, "%02x", node->fingerprint[i]);
-        }
+        hello_fingerprint_text(node->fingerprint, node->fingerprint_bytes, fingerprint);
     }
     struct json_writer w;
     buf_append_text(out, ",\"protocol\":");

@@ -213,14 +213,6 @@ static enum status name_claim(struct registry *registry, const Baton__Hello *hel
     return STATUS_OK;
 }
 
-static void fingerprint_text(const uint8_t *bytes, size_t n, char *ret_text)
-{
-    ret_text[0] = '\0';
-    for (size_t i = 0; i < n; i++) {
-        snprintf(ret_text + 2 * i, 3, "%02x", bytes[i]);
-    }
-}
-
 /* An answer may be begun by one decode node and ended by another: they serve one checkpoint. The
  * first says which, until the last of it has left. (A prefill node of another one finds no pair.)
  */
@@ -240,8 +232,8 @@ static enum status checkpoint_claim(struct registry *registry, const Baton__Hell
             continue;
         }
         char ours[2 * HELLO_FINGERPRINT_MAX + 1], theirs[2 * HELLO_FINGERPRINT_MAX + 1];
-        fingerprint_text(node->fingerprint, node->fingerprint_bytes, ours);
-        fingerprint_text(hello->fingerprint.data, n, theirs);
+        hello_fingerprint_text(node->fingerprint, node->fingerprint_bytes, ours);
+        hello_fingerprint_text(hello->fingerprint.data, n, theirs);
         return error_set(err, STATUS_PEER_REFUSED,
                          "page fingerprint differs: %s has %s, %s, which serves here, %s; the "
                          "decode nodes of a router must serve one checkpoint",

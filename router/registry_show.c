@@ -62,15 +62,6 @@ static void write_address(struct json_writer *w, const char *key, const char *ho
     json_pair_string(w, key, text);
 }
 
-static void write_hex(struct json_writer *w, const char *key, const uint8_t *bytes, size_t n)
-{
-    char text[2 * HELLO_FINGERPRINT_MAX + 1] = "";
-    for (size_t i = 0; i < n; i++) {
-        snprintf(text + 2 * i, 3, "%02x", bytes[i]);
-    }
-    json_pair_string(w, key, text);
-}
-
 static void write_pairs(struct json_writer *w, const struct node *node)
 {
     uint64_t now_ns = loop_now_ns();
@@ -117,7 +108,9 @@ static void write_node(struct json_writer *w, const struct node *node)
     json_pair_uint(w, "attempts_of_this_router", node->load.n_live);
     json_pair_string(w, "model", node->model);
     json_pair_string(w, "version", node->version);
-    write_hex(w, "fingerprint", node->fingerprint, node->fingerprint_bytes);
+    char fingerprint[2 * HELLO_FINGERPRINT_MAX + 1];
+    hello_fingerprint_text(node->fingerprint, node->fingerprint_bytes, fingerprint);
+    json_pair_string(w, "fingerprint", fingerprint);
     json_pair_uint(w, "pid", node->pid);
     json_pair_real(w, "joined_s", (double)(now_ns - node->joined_ns) * 1e-9);
     json_pair_real(w, "status_age_s", (double)(now_ns - node->status_ns) * 1e-9);

@@ -18,13 +18,19 @@
 
 enum { HEX_SHOWN = 8 }; /* bytes of a fingerprint in a text: enough to tell two apart */
 
-static void hex(const ProtobufCBinaryData *bytes, char ret_text[2 * HEX_SHOWN + 1])
+void hello_fingerprint_text(const uint8_t *bytes, size_t n,
+                            char ret_text[2 * HELLO_FINGERPRINT_MAX + 1])
 {
-    size_t n = bytes->len < HEX_SHOWN ? bytes->len : HEX_SHOWN;
+    n = n < HELLO_FINGERPRINT_MAX ? n : HELLO_FINGERPRINT_MAX;
     for (size_t i = 0; i < n; i++) {
-        snprintf(ret_text + 2 * i, 3, "%02x", bytes->data[i]);
+        snprintf(ret_text + 2 * i, 3, "%02x", bytes[i]);
     }
     ret_text[2 * n] = '\0';
+}
+
+static void shown(const ProtobufCBinaryData *bytes, char ret_text[2 * HELLO_FINGERPRINT_MAX + 1])
+{
+    hello_fingerprint_text(bytes->data, bytes->len < HEX_SHOWN ? bytes->len : HEX_SHOWN, ret_text);
 }
 
 static bool node_id_is_good(const char *id)
@@ -80,9 +86,9 @@ enum status hello_check(const Baton__Hello *mine, const Baton__Hello *theirs, st
     }
     const ProtobufCBinaryData *a = &mine->fingerprint, *b = &theirs->fingerprint;
     if (a->len != 0 && b->len != 0 && (a->len != b->len || memcmp(a->data, b->data, a->len) != 0)) {
-        char mine_hex[2 * HEX_SHOWN + 1], theirs_hex[2 * HEX_SHOWN + 1];
-        hex(a, mine_hex);
-        hex(b, theirs_hex);
+        char mine_hex[2 * HELLO_FINGERPRINT_MAX + 1], theirs_hex[2 * HELLO_FINGERPRINT_MAX + 1];
+        shown(a, mine_hex);
+        shown(b, theirs_hex);
         return error_set(err, STATUS_PEER_REFUSED,
                          "page fingerprint differs: %s has %s (%.60s, %.60s), %s has %s (%.60s, "
                          "%.60s); both must serve the same checkpoint with the same cache layout",

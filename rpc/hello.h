@@ -9,7 +9,7 @@
  */
 
 /* Bump with any change that an older build would misread. */
-enum { HELLO_PROTOCOL = 1 };
+enum { HELLO_PROTOCOL = 2 };
 
 enum {
     HELLO_NODE_ID_MAX = 64,
@@ -25,6 +25,10 @@ enum {
  */
 enum status must_check hello_check(const Baton__Hello *mine, const Baton__Hello *theirs,
                                    struct error *err);
+
+/* Bytes of a fingerprint as hexadecimal text, at most 2 * HELLO_FINGERPRINT_MAX characters. */
+void hello_fingerprint_text(const uint8_t *bytes, size_t n,
+                            char ret_text[2 * HELLO_FINGERPRINT_MAX + 1]);
 
 /* A random incarnation, never 0. STATUS_SYSTEM when the kernel gives no random bytes. */
 enum status must_check hello_incarnation_draw(uint64_t *ret_incarnation, struct error *err);

@@ -65,7 +65,7 @@ class Router:
     def __init__(self, build, message):
         self.build, self.message = build, message
         self.nodes, self.status, self.arrivals, self.outs, self.processes = {}, {}, collections.defaultdict(list), [], {}
-        self.hello = message("baton.Hello")(protocol=1, node_id="router-py", incarnation=77, role=1)
+        self.hello = message("baton.Hello")(protocol=2, node_id="router-py", incarnation=77, role=1)
         self.server = grpc.server(futures.ThreadPoolExecutor(16))
         handler = grpc.stream_stream_rpc_method_handler(
             self.join, message("baton.ToRouter").FromString, lambda m: m.SerializeToString())
@@ -173,7 +173,7 @@ class Link:
 
 def check_join(router):
     hello = router.nodes["d0"]
-    assert hello.protocol == 1 and hello.role == 3 and router.nodes["p0"].role == 2
+    assert hello.protocol == 2 and hello.role == 3 and router.nodes["p0"].role == 2
     assert len(hello.fingerprint) == 16 and hello.fingerprint == router.nodes["p0"].fingerprint
     assert hello.limits.page_tokens == 256 and hello.limits.vocab_size == VOCAB and hello.incarnation
     seen = len(router.arrivals["p0"])
@@ -211,7 +211,7 @@ def check_refusals(router):
     other = Link(router, "d0", router.message("baton.Hello")(protocol=9, node_id="r9", incarnation=1, role=1))
     wait(lambda: other.error, 5, "the refusal of another protocol")
     assert other.error.code() == grpc.StatusCode.FAILED_PRECONDITION, other.error
-    assert "9" in other.error.details() and "1" in other.error.details()
+    assert "9" in other.error.details() and "2" in other.error.details()
     rubbish = Link(router, "d0")
     rubbish.out.put(b"\xff\xff\xff")
     wait(lambda: rubbish.error, 5, "the end of a link that carries rubbish")

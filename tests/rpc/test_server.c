@@ -619,7 +619,7 @@ static void test_hello(void **state)
     mine.fingerprint = (ProtobufCBinaryData){16, a};
     theirs.protocol = 7;
     assert_int_equal(hello_check(&mine, &theirs, &err), STATUS_PEER_REFUSED);
-    assert_non_null(strstr(err.text, "router-0 speaks 1, decode-1 speaks 7"));
+    assert_non_null(strstr(err.text, "router-0 speaks 2, decode-1 speaks 7"));
     theirs.protocol = HELLO_PROTOCOL;
     theirs.incarnation = 1;
     assert_int_equal(hello_check(&mine, &theirs, &err), STATUS_PEER_REFUSED);
