@@ -140,6 +140,8 @@ class Cluster(kit.Cluster):
         role = name.split("-")[0]
         items = (item.partition(":") for item in self.options)
         options = [option for whose, _, option in items if whose in (role, "node")]
+        if self.engine == "model":
+            options += ["--engine=model", f"--model={self.model}"]
         return kit.Daemon(self.build, role, f"--node-id={name}", f"--router=127.0.0.1:{self.join_port}",
                           "--die-with-parent", *options)
 
