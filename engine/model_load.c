@@ -75,7 +75,9 @@ static struct ops_source source_of(const struct weight *w)
                                .block_cols = w->block_cols ? w->block_cols : 1,
                                .scale_cols = w->scale_cols,
                                .scale = w->scale,
-                               .global_scale = w->global_scale};
+                               .global_scale = w->global_scale,
+                               .made = w->made,
+                               .made_scale = w->made_scale};
 }
 
 static struct ops_matrix pack(struct loader *l, const struct ops_source *source, const char *what)
@@ -373,9 +375,10 @@ static enum status load_part(struct forward *f, const struct model_config *confi
     return status;
 }
 
+/* makes: the device makes the matrices of synthetic weights itself. */
 static enum status open_source(const char *dir, const char *source,
-                               const struct model_config *config, struct weights **ret_weights,
-                               struct error *err)
+                               const struct model_config *config, bool makes,
+                               struct weights **ret_weights, struct error *err)
 {
     static const char prefix[] = "synthetic:";
     if (!source) {
@@ -395,7 +398,7 @@ static enum status open_source(const char *dir, const char *source,
         return error_set(err, STATUS_INVALID, "weights '%s': the seed is no number below 2^64",
                          source);
     }
-    return weights_open_synthetic(seed, config, ret_weights, err);
+    return weights_open_synthetic(seed, config, makes, ret_weights, err);
 }
 
 static void begin(struct forward *f, const struct registry_choice *choice,
@@ -423,7 +426,9 @@ enum status model_load_plan(const struct registry_choice *choice, const struct m
 {
     struct weights *weights = NULL;
     struct model_load_plan plan = {0, 0};
-    enum status status = with_weights ? open_source(dir, source, config, &weights, err) : STATUS_OK;
+    enum status status = with_weights
+                             ? open_source(dir, source, config, choice->ops->makes, &weights, err)
+                             : STATUS_OK;
     if (status) {
         return status;
     }
@@ -459,7 +464,7 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
                        uint8_t ret_identity[16], struct error *err)
 {
     struct weights *weights = NULL;
-    enum status status = open_source(dir, source, config, &weights, err);
+    enum status status = open_source(dir, source, config, choice->ops->makes, &weights, err);
     if (status) {
         return status;
     }

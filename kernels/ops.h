@@ -44,6 +44,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/made.h"
 #include "base/status.h"
 #include "kernels/formats.h"
 
@@ -115,8 +116,9 @@ struct ops_source {
     uint32_t block_rows, block_cols, scale_cols;
     const void *scale;
     float global_scale;
-    bool is_table;     /* rows are looked up, not multiplied with */
-    bool plain_inputs; /* inputs are not quantised even where the weights are (wo_a) */
+    struct made made, made_scale; /* how to make what data and scale hold, where those are NULL */
+    bool is_table;                /* rows are looked up, not multiplied with */
+    bool plain_inputs;            /* inputs are not quantised even where the weights are (wo_a) */
 };
 
 /* A matrix in the backend's own form. Owner: the device that packed it; freed with it. */
@@ -213,6 +215,7 @@ struct ops_device;
 
 struct ops {
     const char *name; /* "cpu" */
+    bool makes;       /* pack takes a source that has no data, but says how to make it */
 
     enum status (*open)(const struct ops_dims *dims, const struct ops_limits *limits,
                         struct ops_device **ret_device, struct error *err);

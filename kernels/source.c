@@ -4,13 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-size_t ops_source_scale_i(const struct ops_source *s, uint32_t row, uint32_t col)
-{
-    row += s->row_first;
-    col += s->col_first;
-    return (size_t)(row / s->block_rows) * s->scale_cols + col / s->block_cols;
-}
-
 static float scale_at(const struct ops_source *s, uint32_t row, uint32_t col)
 {
     switch (s->scale_format) {

@@ -11,12 +11,12 @@
 #include <xxhash.h>
 
 #include "base/buf.h"
+#include "base/made.h"
 #include "base/mem.h"
 
-struct made {
+struct made_tensor {
     struct safetensors_tensor tensor; /* first: what is handed out */
-    uint64_t key;
-    int exponent; /* of a matrix: its values are about 2^exponent */
+    struct made made;                 /* of a matrix and its scales; of others the key alone */
     bool is_norm;
     uint64_t n_experts;
 };
@@ -53,11 +53,28 @@ static int exponent_of(uint64_t n)
     return -((log2_n + 1) / 2);
 }
 
+static enum made_kind kind_of(enum safetensors_dtype dtype)
+{
+    switch (dtype) {
+    case SAFETENSORS_F8_E4M3:
+        return MADE_E4M3;
+    case SAFETENSORS_F8_E8M0:
+        return MADE_E8M0;
+    case SAFETENSORS_BF16:
+        return MADE_BF16;
+    case SAFETENSORS_F32:
+    case SAFETENSORS_I64:
+        return MADE_NONE;
+    default:
+        return MADE_E2M1;
+    }
+}
+
 const struct safetensors_tensor *synthetic_tensor(struct synthetic *s, const char *name,
                                                   enum safetensors_dtype dtype, uint32_t n_dims,
                                                   const uint64_t *dims, uint64_t n_inputs)
 {
-    struct made *m = arena_alloc(s->arena, sizeof(*m));
+    struct made_tensor *m = arena_alloc(s->arena, sizeof(*m));
     memset(m, 0, sizeof(*m));
     m->tensor.name = arena_strdup(s->arena, name);
     m->tensor.dtype = dtype;
@@ -68,19 +85,12 @@ const struct safetensors_tensor *synthetic_tensor(struct synthetic *s, const cha
         m->tensor.n_elements *= dims[i];
     }
     m->tensor.bytes = m->tensor.n_elements * safetensors_dtype_bytes(dtype);
-    m->key = XXH3_64bits_withSeed(name, strlen(name), s->seed);
-    m->exponent = exponent_of(n_inputs);
+    m->made = (struct made){.key = XXH3_64bits_withSeed(name, strlen(name), s->seed),
+                            .exponent = exponent_of(n_inputs),
+                            .kind = kind_of(dtype)};
     m->is_norm = strstr(name, "norm") != NULL;
     m->n_experts = s->config.n_experts;
     return &m->tensor;
-}
-
-static uint64_t word_at(const struct made *m, uint64_t i)
-{
-    uint64_t z = m->key + (i + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
 }
 
 static uint32_t float_bits(float x)
@@ -91,41 +101,38 @@ static uint32_t float_bits(float x)
 }
 
 /* One fp32 number: around 1 for norms, else around 0. */
-static uint32_t float_of(const struct made *m, uint32_t random)
+static uint32_t float_of(const struct made_tensor *m, uint32_t random)
 {
     float even = (float)((int32_t)random >> 8) * 0x1p-23f; /* -1 .. 1 */
-    float size = m->tensor.n_dims == 2 && m->exponent < 0 ? (float)(1ull << -m->exponent) : 2.0f;
+    float size =
+        m->tensor.n_dims == 2 && m->made.exponent < 0 ? (float)(1ull << -m->made.exponent) : 2.0f;
     return float_bits(m->is_norm ? 1.0f + 0.25f * even : even / size);
 }
 
 /* Eight bytes of the tensor. */
-static uint64_t bytes_of(const struct made *m, uint64_t i)
+static uint64_t bytes_of(const struct made_tensor *m, uint64_t i)
 {
-    const uint64_t each = 0x0101010101010101u, half = 0x0001000100010001u;
-    uint64_t random = word_at(m, i);
-    switch (m->tensor.dtype) {
-    case SAFETENSORS_F8_E4M3: /* any sign and mantissa, exponent 5 or 7 of bias 7 */
-        return (random & 0x97 * each) | 0x28 * each;
-    case SAFETENSORS_F8_E8M0:
-        return (uint64_t)(127 + m->exponent) * each;
-    case SAFETENSORS_BF16: /* any sign and mantissa */
-        return (random & 0x807f * half) | ((uint64_t)(126 + m->exponent) << 7) * half;
-    case SAFETENSORS_F32:
+    if (m->tensor.dtype == SAFETENSORS_F32) {
+        uint64_t random = made_word(m->made.key, i);
         return float_of(m, (uint32_t)random) | (uint64_t)float_of(m, (uint32_t)(random >> 32))
                                                    << 32;
-    case SAFETENSORS_I64: { /* expert ids: those of a row follow each other */
+    }
+    if (m->tensor.dtype == SAFETENSORS_I64) { /* expert ids: those of a row follow each other */
         uint64_t used = m->tensor.dims[1];
-        return (word_at(m, i / used) % m->n_experts + i % used) % m->n_experts;
+        return (made_word(m->made.key, i / used) % m->n_experts + i % used) % m->n_experts;
     }
-    default: /* e2m1: every byte is two numbers */
-        return random;
-    }
+    return made_eight(&m->made, i);
+}
+
+struct made synthetic_made(const struct safetensors_tensor *tensor)
+{
+    return ((const struct made_tensor *)tensor)->made;
 }
 
 void synthetic_read(const struct safetensors_tensor *tensor, uint64_t offset, size_t bytes,
                     void *ret_data)
 {
-    const struct made *m = (const struct made *)tensor;
+    const struct made_tensor *m = (const struct made_tensor *)tensor;
     uint8_t *to = ret_data;
     for (uint64_t i = offset / 8; bytes > 0; i++) {
         uint64_t word = bytes_of(m, i);

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/made.h"
 #include "model/config.h"
 #include "model/safetensors.h"
 
@@ -27,6 +28,9 @@ const struct safetensors_tensor *synthetic_tensor(struct synthetic *s, const cha
 /* As safetensors_read: bytes of the tensor from offset on, a multiple of 8. */
 void synthetic_read(const struct safetensors_tensor *tensor, uint64_t offset, size_t bytes,
                     void *ret_data);
+
+/* How to make the bytes of a matrix, or of its scales, elsewhere. */
+struct made synthetic_made(const struct safetensors_tensor *tensor);
 
 /* Of config and seed. */
 void synthetic_identity(const struct synthetic *s, uint8_t ret_identity[16]);

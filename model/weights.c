@@ -151,6 +151,18 @@ static enum status wrong_dtype(const struct walk *walk, const struct safetensors
 
 /* --- requests --- */
 
+/* The bytes of a matrix or of its scales. */
+static void want_bytes(struct walk *walk, const struct safetensors_tensor *tensor,
+                       const void **slot, struct made *ret_made)
+{
+    if (walk->weights->file->synthetic) {
+        *ret_made = synthetic_made(tensor);
+    }
+    if (!walk->weights->file->only_small) {
+        weights_group_add(walk->group, WEIGHTS_TASK_BYTES, tensor, tensor->bytes, slot);
+    }
+}
+
 /* A small tensor, wanted as fp32. */
 static enum status want_floats(struct walk *walk, const char *name, uint32_t n_dims,
                                const uint64_t *dims, const float **slot)
@@ -244,7 +256,7 @@ static enum status want_scale(struct walk *walk, const char *name, const char *s
     weight->scale_format = dtype == SAFETENSORS_F8_E8M0   ? WEIGHT_SCALE_E8M0
                            : dtype == SAFETENSORS_F8_E4M3 ? WEIGHT_SCALE_E4M3
                                                           : WEIGHT_SCALE_F32;
-    weights_group_add(walk->group, WEIGHTS_TASK_BYTES, tensor, tensor->bytes, &weight->scale);
+    want_bytes(walk, tensor, &weight->scale, &weight->made_scale);
     return STATUS_OK;
 }
 
@@ -331,7 +343,7 @@ static enum status want_matrix(struct walk *walk, const char *name, unsigned all
         .global_scale = 1,
         .input_scale = 1,
     };
-    weights_group_add(walk->group, WEIGHTS_TASK_BYTES, tensor, tensor->bytes, &weight->data);
+    want_bytes(walk, tensor, &weight->data, &weight->made);
     return want_scales(walk, name, weight);
 }
 
@@ -506,8 +518,8 @@ static enum status walk_all(struct walk *walk)
 
 /* Takes st, or synthetic. */
 static enum status open_weights(struct safetensors *st, struct synthetic *synthetic,
-                                const struct model_config *config, struct weights **ret_weights,
-                                struct error *err)
+                                bool only_small, const struct model_config *config,
+                                struct weights **ret_weights, struct error *err)
 {
     struct weights *weights = mem_zalloc(sizeof(*weights));
     struct weights_file *file = mem_zalloc(sizeof(*file));
@@ -517,6 +529,7 @@ static enum status open_weights(struct safetensors *st, struct synthetic *synthe
     weights->layers = mem_array(config->n_layers, sizeof(*weights->layers));
     file->st = st;
     file->synthetic = synthetic;
+    file->only_small = only_small;
     file->config = *config;
     file->n_groups = config->n_layers + 1;
     file->groups = mem_array(file->n_groups, sizeof(*file->groups));
@@ -550,13 +563,13 @@ enum status weights_open(const char *dir, const struct model_config *config,
 {
     struct safetensors *st;
     enum status status = safetensors_open(dir, &st, err);
-    return status ? status : open_weights(st, NULL, config, ret_weights, err);
+    return status ? status : open_weights(st, NULL, false, config, ret_weights, err);
 }
 
 enum status weights_open_synthetic(uint64_t seed, const struct model_config *config,
-                                   struct weights **ret_weights, struct error *err)
+                                   bool only_small, struct weights **ret_weights, struct error *err)
 {
-    return open_weights(NULL, synthetic_create(seed, config), config, ret_weights, err);
+    return open_weights(NULL, synthetic_create(seed, config), only_small, config, ret_weights, err);
 }
 
 void weights_close(struct weights *weights)

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/made.h"
 #include "base/status.h"
 #include "model/config.h"
 
@@ -49,8 +50,9 @@ struct weight {
     enum weight_scale scale_format;
     uint32_t block_rows, block_cols, scale_rows, scale_cols;
     const void *scale;
-    float global_scale; /* NVFP4: weight_scale_2; else 1 */
-    float input_scale;  /* NVFP4: of the static activation quantiser; else 1 */
+    float global_scale;           /* NVFP4: weight_scale_2; else 1 */
+    float input_scale;            /* NVFP4: of the static activation quantiser; else 1 */
+    struct made made, made_scale; /* of synthetic weights: how to make what data and scale hold */
 };
 
 /* hc_attn_*, hc_ffn_*: rows x (4 D), rows, and 3 factors; of the head: 4 rows and 1 factor. */
@@ -127,9 +129,11 @@ enum status must_check weights_open(const char *dir, const struct model_config *
 /*
  * The same slots without a checkpoint: random values from seed (model/synthetic.h), matrices in the
  * official formats: FP8, experts MXFP4 where their width allows it, BF16 where those are not.
+ * only_small: matrices of struct weight stay without data, for who makes them where they are used.
  */
 enum status must_check weights_open_synthetic(uint64_t seed, const struct model_config *config,
-                                              struct weights **ret_weights, struct error *err);
+                                              bool only_small, struct weights **ret_weights,
+                                              struct error *err);
 
 /*
  * Loads everything that is not loaded yet. progress may be NULL. Errors: EXHAUSTED (says how many

@@ -1,6 +1,7 @@
 #ifndef BATON_MODEL_WEIGHTS_FILE_H
 #define BATON_MODEL_WEIGHTS_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -39,6 +40,7 @@ struct weights_group {
 struct weights_file {
     struct safetensors *st;
     struct synthetic *synthetic; /* in place of files, or NULL */
+    bool only_small;             /* then: without the bytes of matrices */
     struct model_config config;
     struct weights_group *groups; /* one a layer, then that of the globals */
     uint32_t n_groups;

@@ -242,6 +242,11 @@ static enum status cuda_pack(struct ops_device *dev, const struct ops_source *so
         *ret_matrix = m;
         return STATUS_OK;
     }
+    if (m.data && !source->data && source->made.kind) {
+        cuda_fill(dev, source, m.form, m.data);
+        *ret_matrix = m;
+        return STATUS_OK;
+    }
     void *image = m.data ? mem_try_alloc(bytes) : NULL;
     if (!image) {
         return STATUS_EXHAUSTED;
@@ -455,6 +460,7 @@ static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
 
 const struct ops ops_cuda = {
     .name = "cuda",
+    .makes = true,
     .open = cuda_open,
     .close = cuda_close,
     .alloc = cuda_alloc,

@@ -117,6 +117,10 @@ FORMATS_FN uint32_t cuda_groups(uint32_t cols, uint32_t unit, uint32_t group)
     return group < unit ? (cols + unit - 1) / unit * (unit / group) : (cols + group - 1) / group;
 }
 
+/* --- fill.cu */
+/* Fills a packed matrix of such a source as says how to make its data (base/made.h). */
+void cuda_fill(struct ops_device *dev, const struct ops_source *source, uint8_t form, void *to);
+
 /* --- gemm.cu */
 /* As cudaFuncGetAttributes: whether the build holds code for the current device. */
 cudaError_t cuda_has_code(void);

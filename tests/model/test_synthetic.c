@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/made.h"
 #include "base/mem.h"
 #include "model/synthetic.h"
 #include "model/weights.h"
@@ -22,7 +23,8 @@ static struct weights *load(uint64_t seed, struct model_config *config)
 {
     struct error err = {""};
     struct weights *w = NULL;
-    if (model_config_load(folder, config, &err) || weights_open_synthetic(seed, config, &w, &err) ||
+    if (model_config_load(folder, config, &err) ||
+        weights_open_synthetic(seed, config, false, &w, &err) ||
         weights_load(w, NULL, NULL, &err)) {
         fail_msg("%s", err.text);
     }
@@ -126,10 +128,48 @@ static void test_pieces(void **state)
     synthetic_free(s);
 }
 
+static void check_made(const struct weight *whole, const struct weight *small)
+{
+    const uint8_t *data = whole->data, *scale = whole->scale;
+    assert_true(data && !small->data && !small->scale);
+    for (uint64_t at = 0; at + 8 <= whole->rows * whole->row_bytes; at += 1000) {
+        uint64_t eight = made_bytes(&small->made, at);
+        assert_memory_equal(&eight, data + at, 8); /* of a little-endian host, as everywhere */
+    }
+    if (scale) {
+        uint64_t eight = made_bytes(&small->made_scale, 0);
+        assert_memory_equal(&eight, scale, 1);
+    }
+}
+
+/* What is left out can be made from the slot, and the model is the same one. */
+static void test_only_small(void **state)
+{
+    struct model_config c;
+    struct error err = {""};
+    struct weights *whole = load(7, &c), *small = NULL;
+    assert_int_equal(weights_open_synthetic(7, &c, true, &small, &err), STATUS_OK);
+    assert_int_equal(weights_load(small, NULL, NULL, &err), STATUS_OK);
+    assert_true(small->total_bytes < whole->total_bytes / 2);
+    assert_memory_equal(small->identity, whole->identity, 16);
+    check_made(&whole->head, &small->head);
+    for (uint32_t i = 0; i < c.n_layers; i++) {
+        const struct weights_layer *w = &whole->layers[i], *s = &small->layers[i];
+        assert_memory_equal(w->attn_norm, s->attn_norm, c.hidden_size * sizeof(float));
+        assert_memory_equal(w->hc_attn.fn, s->hc_attn.fn, 1024);
+        check_made(&w->wq_b, &s->wq_b);
+        check_made(&w->gate, &s->gate);
+        check_made(&w->experts[c.n_experts - 1].w2, &s->experts[c.n_experts - 1].w2);
+    }
+    weights_close(whole);
+    weights_close(small);
+}
+
 int main(int argc, char **argv)
 {
     folder = argc > 1 ? argv[1] : ".";
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_values), cmocka_unit_test(test_seeds),
-                                       cmocka_unit_test(test_pieces)};
+                                       cmocka_unit_test(test_pieces),
+                                       cmocka_unit_test(test_only_small)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
