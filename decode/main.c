@@ -12,7 +12,7 @@ struct options {
     struct node_options node;
     int64_t landing_slots, max_queued, max_transfers, slots_a_transfer, workers;
     double prefill_share;
-    char *profile_step;
+    char *profile_step, *rank;
     bool json;
 };
 
@@ -45,6 +45,10 @@ static const struct opt_spec specs[] = {
              "launches, microseconds, share of the step, bytes, share of its floors and what bounds it, and "
              "exit. The floors are measured in the same run. The sequences bring pages and slots of their "
              "own: --pages and --max-sequences do not count."},
+    {.kind = OPT_STRING, .name = "rank", .value = "K/N", .offset = offsetof(struct options, rank),
+     .help = "With --profile-step: --device is rank K of a group of N whose others are missing. It takes its share "
+             "of the weights and sums its own part alone, so what is computed means nothing, and what it costs is "
+             "what such a rank costs without the exchange."},
     {.kind = OPT_BOOL, .name = "json", .offset = offsetof(struct options, json),
      .help = "Print the profile as one JSON object."},
 };
@@ -78,6 +82,7 @@ static int profile_step(const struct options *options)
     struct engine_profile profile;
     struct error err = {""};
     node_engine_options(&options->node, &engine);
+    engine.rank = options->rank;
     if (engine_profile_parse(options->profile_step, &request, &err)) {
         fprintf(stderr, "%s: %s\n", program.name, err.text);
         return 2;
@@ -122,6 +127,12 @@ int main(int argc, char **argv)
         code = profile_step(&options);
         opts_free(&program, &options);
         return code;
+    }
+    if (options.rank) {
+        fprintf(stderr, "%s: --rank is for --profile-step: a rank alone serves nobody\n",
+                program.name);
+        opts_free(&program, &options);
+        return 2;
     }
     struct node_config config = {
         .name = program.name,

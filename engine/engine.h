@@ -39,6 +39,9 @@ struct engine_options {
     const char *model_dir;  /* checkpoint folder; for "sim" NULL */
     const char *weights;    /* NULL: the checkpoint's; "synthetic:SEED": random ones of its shape */
     const char *device;     /* "cpu", "cpu:N", or "cuda:N" where built and there */
+    const char *rank;       /* NULL, or "K/N": the device is rank K of a group of N whose others are
+                               missing. Sums over the group hold its own part, logits its share of
+                               the vocabulary (the lowest float elsewhere): for measurements */
     bool exact;             /* turn the quantisers' simulation off (f32 cache entries) */
     uint32_t n_threads;     /* of the CPU backend; 0 = one per core */
     uint32_t max_sequences; /* window and state slots */

@@ -6,6 +6,8 @@
  */
 #include "engine/forward.h"
 
+#include <float.h>
+
 static float *floats(struct forward *f, uint32_t rank, size_t n, size_t m, bool *ok)
 {
     float *memory = f->ops->alloc(f->ranks[rank].device, n * m * sizeof(float));
@@ -42,10 +44,10 @@ enum status forward_init(struct forward *f, struct error *err)
                           f->max_rows);
 }
 
-/* The ranks' parts of a sublayer's output become their sum; one rank has it whole. */
+/* The ranks' parts of a sublayer's output become their sum; a group of one has it whole. */
 static float *sum_ranks(struct forward *f, const struct ops_rows *rows)
 {
-    if (f->n_ranks > 1) {
+    if (f->group_ranks > 1) {
         struct ops_device *devices[FORWARD_MAX_RANKS];
         float *parts[FORWARD_MAX_RANKS];
         for (uint32_t k = 0; k < f->n_ranks; k++) {
@@ -138,6 +140,13 @@ enum status forward_wait(struct forward *f, struct error *err)
         status = f->ops->wait(f->ranks[k].device, err);
     }
     return status;
+}
+
+void forward_clear_logits(const struct forward *f, float *logits, uint32_t n_rows)
+{
+    for (size_t i = 0; f->group_ranks > f->n_ranks && i < (size_t)n_rows * f->vocab; i++) {
+        logits[i] = -FLT_MAX;
+    }
 }
 
 enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,

@@ -29,6 +29,7 @@ struct forward_rank {
 struct forward {
     const struct ops *ops;
     uint32_t n_ranks, n_layers, max_rows, vocab;
+    uint32_t rank_first, group_ranks; /* ranks[0] in its group, which may have more than are here */
     struct forward_rank ranks[FORWARD_MAX_RANKS];
     struct ops_kv kv;
     /* rank 0's, read by all */
@@ -50,6 +51,9 @@ must_check enum status forward_share(struct forward *f, void *memory, size_t byt
                                      struct error *err);
 /* Until the last run is done. SYSTEM: a device failed, now or earlier. */
 must_check enum status forward_wait(struct forward *f, struct error *err);
+/* For a group of which not all ranks are here: the lowest float in n_rows rows of shared memory
+ * that logits will be written to, since the missing ranks' never are. */
+void forward_clear_logits(const struct forward *f, float *logits, uint32_t n_rows);
 /* Logits of n rows of the last run: ret_logits [n, vocab], in shared memory. SYSTEM: a device
  * failed, now or earlier in the run. */
 must_check enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,

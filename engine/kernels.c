@@ -47,10 +47,14 @@ enum status engine_kernels_print(const struct engine_options *options, FILE *out
     struct model_config config;
     const struct ops_dims *asked = NULL;
     enum status status = registry_find(options->device ? options->device : "cpu", &choice, err);
+    if (!status) {
+        status = model_load_rank(options->rank, &choice, err);
+    }
     if (!status && options->model_dir) {
         status = model_config_load(options->model_dir, &config, err);
         if (!status) {
-            status = model_load_dims(&config, options->exact, 0, choice.n_devices, &dims, err);
+            status = model_load_dims(&config, options->exact, choice.rank_first, choice.n_ranks,
+                                     &dims, err);
         }
         asked = &dims;
     }

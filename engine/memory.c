@@ -82,6 +82,9 @@ static enum status plan_model(const struct engine_options *options, struct engin
     uint64_t a_row = 0;
     enum status status = registry_find(options->device ? options->device : "cpu", &choice, err);
     if (!status) {
+        status = model_load_rank(options->rank, &choice, err);
+    }
+    if (!status) {
         status = model_config_load(options->model_dir, config, err);
     }
     if (!status) {

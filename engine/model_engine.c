@@ -149,6 +149,9 @@ static enum status model_open(struct engine *engine, const struct engine_options
     struct registry_choice choice;
     enum status status = registry_find(device, &choice, err);
     if (!status) {
+        status = model_load_rank(options->rank, &choice, err);
+    }
+    if (!status) {
         status = model_config_load(options->model_dir, &m->config, err);
     }
     if (!status) {
@@ -157,7 +160,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
     if (status) {
         goto free_model;
     }
-    snprintf(m->device_name, sizeof(m->device_name), "%s%s", device,
+    snprintf(m->device_name, sizeof(m->device_name), "%s%s%s%s", device,
+             options->rank ? " rank " : "", options->rank ? options->rank : "",
              options->exact ? " (exact)" : "");
     fill_info(engine, m, options);
     struct ops_limits limits = {.n_rows = info->max_chunk_tokens > info->max_batch_rows
@@ -236,6 +240,8 @@ static enum status model_ready(struct engine *engine, struct error *err)
     if (status) {
         return status;
     }
+    forward_clear_logits(&m->forward, m->logits, info->max_batch_rows);
+    forward_clear_logits(&m->forward, m->prefill_logits, 1);
     m->which = mem_array(engine->info.max_batch_rows, sizeof(*m->which));
     m->forward.kv = (struct ops_kv){.pool = engine->info.pool_base,
                                     .page_bytes = engine->info.page_bytes,

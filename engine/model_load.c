@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -228,10 +229,10 @@ static void load_layer(struct loader *l, const struct weights_layer *w, uint32_t
     load_mixture(l, w, ret);
 }
 
-static void load_globals(struct loader *l, const struct weights *w, uint32_t rank_i)
+static void load_globals(struct loader *l, const struct weights *w, bool embeds)
 {
     struct forward_rank *rank = l->rank;
-    if (rank_i == 0) {
+    if (embeds) {
         struct ops_source embed = source_of(&w->embed);
         embed.is_table = true;
         rank->globals.embed = pack(l, &embed, w->embed.name);
@@ -314,8 +315,10 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
     each.n_threads = limits->n_threads ? (limits->n_threads + f->n_ranks - 1) / f->n_ranks : 0;
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = &f->ranks[k];
-        enum status status = model_load_dims(config, exact, k, f->n_ranks, &rank->dims, err);
-        rank->vocab_first = vocab_first(config, k, f->n_ranks);
+        uint32_t rank_i = f->rank_first + k;
+        enum status status =
+            model_load_dims(config, exact, rank_i, f->group_ranks, &rank->dims, err);
+        rank->vocab_first = vocab_first(config, rank_i, f->group_ranks);
         if (!status && k == 0 && choice) {
             status = engine_kernels_choose(choice, &rank->dims, &each, table, err);
             status = status ? status : engine_profile_wrap(table, err);
@@ -344,14 +347,14 @@ static enum status pack_part(struct forward *f, const struct model_config *confi
         struct loader l = {.ops = f->ops,
                            .rank = &f->ranks[k],
                            .config = config,
-                           .shares = f->n_ranks > 1,
+                           .shares = f->group_ranks > 1,
                            .is_plan = is_plan,
                            .err = err};
         if (i < f->n_layers) {
             l.is_hashed = config->layers[i].is_hash_routed;
-            load_layer(&l, &weights->layers[i], k, &f->ranks[k].layers[i]);
+            load_layer(&l, &weights->layers[i], f->rank_first + k, &f->ranks[k].layers[i]);
         } else {
-            load_globals(&l, weights, k);
+            load_globals(&l, weights, k == 0);
         }
         status = l.status;
     }
@@ -401,10 +404,37 @@ static enum status open_source(const char *dir, const char *source,
     return weights_open_synthetic(seed, config, makes, ret_weights, err);
 }
 
+enum status model_load_rank(const char *text, struct registry_choice *choice, struct error *err)
+{
+    unsigned rank = 0, n = 0;
+    int end = 0;
+    if (!text) {
+        return STATUS_OK;
+    }
+    bool is_read = *text >= '0' && *text <= '9' && strlen(text) < 8 &&
+                   sscanf(text, "%u/%u%n", &rank, &n, &end) == 2 && !text[end];
+    if (!is_read || rank >= n || n > FORWARD_MAX_RANKS) {
+        return error_set(err, STATUS_INVALID,
+                         "rank '%s' is not understood: K/N is rank K, from 0, of N devices, %d at "
+                         "most",
+                         text, FORWARD_MAX_RANKS);
+    }
+    if (choice->n_devices > 1) {
+        return error_set(err, STATUS_INVALID,
+                         "rank '%s' runs alone: the device is one, not a group of %" PRIu32, text,
+                         choice->n_devices);
+    }
+    choice->rank_first = rank;
+    choice->n_ranks = n;
+    return STATUS_OK;
+}
+
 static void begin(struct forward *f, const struct registry_choice *choice,
                   const struct model_config *config, const struct ops_limits *limits)
 {
     f->n_ranks = choice->n_devices;
+    f->rank_first = choice->rank_first;
+    f->group_ranks = choice->n_ranks;
     f->n_layers = config->n_layers;
     f->max_rows = limits->n_rows;
     f->vocab = config->vocab_size;
@@ -470,6 +500,12 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
     }
     if (source) {
         log_warn("engine", "weights %s: the model's shape without its knowledge", source);
+    }
+    if (choice->n_ranks > choice->n_devices) {
+        log_warn("engine",
+                 "rank %" PRIu32 " of %" PRIu32 " alone: sums hold its own part, so what it says "
+                 "means nothing",
+                 choice->rank_first, choice->n_ranks);
     }
     begin(f, choice, config, limits);
     struct ops *table = mem_zalloc(sizeof(*table));

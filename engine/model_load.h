@@ -20,6 +20,10 @@ must_check enum status model_load(struct forward *f, const struct registry_choic
                                   const char *dir, const char *weights, bool exact,
                                   const struct ops_limits *limits, void (*tick)(void *cookie),
                                   void *cookie, uint8_t ret_identity[16], struct error *err);
+/* text: NULL, or "K/N": the one device of the choice is that rank of a group whose others are
+ * missing. INVALID: it is not understood, or the choice has several devices. */
+must_check enum status model_load_rank(const char *text, struct registry_choice *choice,
+                                       struct error *err);
 /* What rank_i of n devices computes with. INVALID: the group can't share this model, with the
  * number that does not divide. */
 must_check enum status model_load_dims(const struct model_config *config, bool exact,

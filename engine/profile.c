@@ -211,13 +211,13 @@ static void sum_up(struct engine_profile *p, double sum_s, const struct ops_rate
         struct engine_profile_line *line = &p->lines[p->n_lines++];
         double s = cell->s > 0 ? cell->s : 1e-12;
         line->operation = cell->operation;
-        line->launches = (double)cell->n_calls / n;
+        line->launches = (double)cell->n_launches / n;
         line->us = cell->s / n * 1e6;
         line->share = cell->s / sum_s;
         line->bytes = cell->bytes / n;
         line->byte_share = cell->bytes / rates->read_bytes_per_s / s;
         line->tensor_share = cell->multiply_adds / rates->multiply_adds_per_s / s;
-        name_bound(line, (double)cell->n_calls * rates->launch_s / s);
+        name_bound(line, (double)cell->n_launches * rates->launch_s / s);
         inside_us += line->us;
         p->bytes += line->bytes;
     }
@@ -294,6 +294,7 @@ enum status engine_profile_run(const struct engine_options *options,
     }
     engine_seq_free(b.pattern);
     engine_close(b.engine);
+    profile_table_free();
     mem_free(b.rows);
     return status;
 }

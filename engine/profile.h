@@ -26,7 +26,7 @@ enum { ENGINE_PROFILE_MAX_LINES = 16 };
 struct engine_profile_line {
     const char *operation;
     const char *bound;   /* "launches", "bandwidth", "tensor" (multiply-adds), "latency" */
-    double launches;     /* calls a step */
+    double launches;     /* of kernels a step; of a host, calls */
     double us;           /* a step */
     double share;        /* of the step */
     double bytes;        /* a step */

@@ -35,7 +35,7 @@ static const char *const cell_names[PROFILE_N_CELLS] = {
     "begin",  "embed", "mhc",   "project", "compress", "indexer", "topk",
     "attend", "oproj", "route", "experts", "head",     "comm"};
 
-enum { MAX_CALLS = OPS_MAX_MARKS / 2 };
+enum { MAX_CALLS = OPS_MAX_MARKS / 2, SLAB_BYTES = 4 << 20, SLAB_ALIGN = 4096 };
 
 /* One call whose numbers wait for the device. */
 struct call {
@@ -59,6 +59,8 @@ static struct {
     uint32_t n_devices;
     struct call calls[MAX_CALLS];
     uint32_t n_calls;
+    uint8_t *slab; /* shared with the first device, so that it copies without the host: ids */
+    size_t slab_used;
 } now;
 
 static const struct ops_dims *dims_of(const struct ops_device *device)
@@ -79,6 +81,7 @@ struct span {
     enum cell cell;
     uint32_t mark;
     double begin_s;
+    uint64_t launches; /* of the device before it */
 };
 
 static double host_s(void)
@@ -94,9 +97,14 @@ static struct call *call_add(struct ops_device *device, enum cell cell)
     return call;
 }
 
+static uint64_t launches_of(const struct ops_device *device)
+{
+    return now.inner.launches ? now.inner.launches(device) : 0;
+}
+
 static struct span span_begin(struct ops_device *device, enum cell cell)
 {
-    struct span span = {.device = device, .cell = cell};
+    struct span span = {.device = device, .cell = cell, .launches = launches_of(device)};
     if (now.inner.mark) {
         span.mark = 2 * now.n_calls;
         now.inner.mark(device, span.mark);
@@ -116,6 +124,7 @@ static void span_end(const struct span *span, double bytes, double multiply_adds
         cell->s += host_s() - span->begin_s;
     }
     cell->n_calls++;
+    cell->n_launches += now.inner.launches ? launches_of(span->device) - span->launches : 1;
     cell->bytes += bytes;
     cell->multiply_adds += multiply_adds;
 }
@@ -174,6 +183,33 @@ static double attended_entries(const struct ops_dims *d, const struct ops_rows *
 }
 
 /* --- the table */
+
+/* Room for n ids that `device` will write, until profile_table_collect: in memory that it shares if
+ * it can, since a copy to other memory makes the host wait and the device then wait for the host.
+ */
+static uint32_t *ids_room(struct ops_device *device, size_t n)
+{
+    struct error err;
+    size_t bytes = n * sizeof(uint32_t);
+    if (now.inner.mark && !now.slab && device == now.devices[0].device) {
+        now.slab = mem_try_aligned(SLAB_ALIGN, SLAB_BYTES);
+        if (now.slab && now.inner.share(device, now.slab, SLAB_BYTES, &err)) {
+            now.slab_used = SLAB_BYTES;
+        }
+    }
+    if (now.slab && device == now.devices[0].device && bytes <= SLAB_BYTES - now.slab_used) {
+        uint32_t *ids = (uint32_t *)(void *)(now.slab + now.slab_used);
+        now.slab_used += bytes;
+        return ids;
+    }
+    return mem_array(n, sizeof(uint32_t));
+}
+
+static bool in_slab(const uint32_t *ids)
+{
+    const uint8_t *at = (const uint8_t *)ids;
+    return now.slab && at >= now.slab && at < now.slab + SLAB_BYTES;
+}
 
 static enum status timed_open(const struct ops_dims *dims, const struct ops_limits *limits,
                               struct ops_device **ret_device, struct error *err)
@@ -320,7 +356,7 @@ static void timed_experts(struct ops_device *device, const struct ops_rows *rows
     struct call *call = now.inner.mark ? &now.calls[now.n_calls - 1] : call_add(device, EXPERTS);
     call->layer = layer;
     call->n_rows = rows->n_rows;
-    call->experts = mem_array(n, sizeof(*call->experts));
+    call->experts = ids_room(device, n);
     now.inner.read(device, call->experts, experts, n * sizeof(*experts));
 }
 
@@ -394,6 +430,12 @@ void profile_table_end(void)
     now.on = false;
 }
 
+void profile_table_free(void)
+{
+    mem_free(now.slab);
+    now.slab = NULL;
+}
+
 void profile_table_reset(void)
 {
     profile_table_collect();
@@ -427,7 +469,9 @@ static void collect_experts(struct call *call)
         add_matrix(&e->w3, call->n_rows, &cell->bytes, &cell->multiply_adds);
     }
     mem_free(seen);
-    mem_free(call->experts);
+    if (!in_slab(call->experts)) {
+        mem_free(call->experts);
+    }
 }
 
 void profile_table_collect(void)
@@ -443,6 +487,7 @@ void profile_table_collect(void)
         }
     }
     now.n_calls = 0;
+    now.slab_used = now.slab_used == SLAB_BYTES ? SLAB_BYTES : 0;
 }
 
 const struct profile_cell *profile_table_cells(void)

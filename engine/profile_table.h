@@ -14,7 +14,7 @@
 /* What passed of one operation since profile_table_reset. */
 struct profile_cell {
     const char *operation;
-    uint64_t n_calls;
+    uint64_t n_calls, n_launches;
     double s, bytes, multiply_adds;
 };
 
@@ -23,6 +23,8 @@ enum { PROFILE_N_CELLS = 13 };
 /* From here on model_load gives out a table that times; alter as in engine_profile_request. */
 void profile_table_begin(void (*alter)(struct ops *table));
 void profile_table_end(void);
+/* Once the devices are closed. */
+void profile_table_free(void);
 /* Forgets what passed. */
 void profile_table_reset(void);
 /* After a step, its devices waited for: adds what could not be added while it ran. */

@@ -30,7 +30,7 @@
 enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
 
 struct options {
-    char *model, *weights, *device;
+    char *model, *weights, *device, *rank;
     bool exact, ignore_eos, list_kernels;
     int64_t chunk, threads, context, n, batch;
     struct opt_list operands, kernels, allow_reference;
@@ -59,6 +59,12 @@ static const struct opt_spec specs[] = {
      .initial = "cpu",
      .help = "cpu, cpu:N for a group of N simulated devices, or cuda:N for GPU N.",
      .offset = FIELD(device)},
+    {.kind = OPT_STRING,
+     .name = "rank",
+     .value = "K/N",
+     .help = "Measure rank K of a group of N, alone on --device: it takes its share of the weights "
+             "and sums its own part only, so what it says means nothing.",
+     .offset = FIELD(rank)},
     {.kind = OPT_LIST,
      .name = "kernel",
      .value = "OPERATION=VARIANT",
@@ -540,6 +546,7 @@ int main(int argc, char **argv)
         .model_dir = o->model,
         .weights = o->weights,
         .device = o->device,
+        .rank = o->rank,
         .exact = o->exact,
         .n_threads = (uint32_t)o->threads,
         .max_sequences = n_rows,

@@ -304,6 +304,8 @@ struct ops {
      * host's clock serves. */
     void (*mark)(struct ops_device *device, uint32_t mark);
     double (*between_s)(struct ops_device *device, uint32_t first, uint32_t last);
+    /* Kernels launched since open; NULL: an operation counts as one. */
+    uint64_t (*launches)(const struct ops_device *device);
 };
 
 extern const struct ops ops_cpu;

@@ -125,6 +125,7 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
     struct registry_choice choice = {.backend = &cuda_backend,
                                      .ops = &ops_cuda,
                                      .n_devices = 1,
+                                     .n_ranks = 1,
                                      .device_i = (uint32_t)i,
                                      .device = {.has_memory = true}};
     enum status status = device_probe((uint32_t)i, err);
@@ -148,8 +149,8 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
 
 static void find_cpu(const char *device, uint32_t n_devices, struct registry_choice *ret_choice)
 {
-    *ret_choice =
-        (struct registry_choice){.backend = &cpu_backend, .ops = &ops_cpu, .n_devices = n_devices};
+    *ret_choice = (struct registry_choice){
+        .backend = &cpu_backend, .ops = &ops_cpu, .n_devices = n_devices, .n_ranks = n_devices};
     snprintf(ret_choice->device.text, sizeof(ret_choice->device.text), "%s", device);
 }
 

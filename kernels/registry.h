@@ -68,6 +68,9 @@ struct registry_choice {
     const struct ops *ops; /* the backend's, as it is without a choice among variants */
     uint32_t n_devices;
     uint32_t device_i; /* N of cuda:N, for struct ops_limits */
+    /* The devices are ranks rank_first .. of a group of n_ranks: all of it, 0 .. n_devices, but
+     * where a rank runs alone (engine/model_load.h). */
+    uint32_t rank_first, n_ranks;
     struct registry_device device;
 };
 

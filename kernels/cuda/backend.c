@@ -65,6 +65,7 @@ static void enter(struct ops_device *dev)
 
 void cuda_launched(struct ops_device *dev, const char *what)
 {
+    dev->n_launches++;
     (void)kept(dev, cudaGetLastError(), what);
 }
 
@@ -201,6 +202,7 @@ static void cuda_close(struct ops_device *dev)
         (void)cudaFree(block->data);
         mem_free(block);
     }
+    cuda_marks_free(dev);
     if (dev->reached) {
         (void)cudaEventDestroy(dev->reached);
     }
@@ -485,4 +487,9 @@ const struct ops ops_cuda = {
     .experts = cuda_experts,
     .head = cuda_head,
     .comm = cuda_comm,
+    .rates = cuda_rates,
+    .matrix_bytes = cuda_packed_bytes,
+    .mark = cuda_mark,
+    .between_s = cuda_between_s,
+    .launches = cuda_launches,
 };

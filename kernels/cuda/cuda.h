@@ -65,6 +65,8 @@ struct ops_device {
     struct cuda_memory *memory; /* list of what was taken from the driver */
     struct cuda_memory *shared; /* list of host memory that was registered with it */
     size_t allocated;
+    uint64_t n_launches; /* kernels since open */
+    cudaEvent_t *marks;  /* OPS_MAX_MARKS, once there is one: measure.c */
     struct cuda_staging *staging;
     /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */
     struct ops_rows rows;
@@ -105,6 +107,8 @@ void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 size_t cuda_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
 /* Writes it, in host memory. */
 void cuda_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
+/* Bytes of a packed one. */
+size_t cuda_packed_bytes(const struct ops_matrix *matrix);
 /* Where a packed matrix keeps its scales, behind the elements. */
 FORMATS_FN size_t cuda_scales_offset(uint32_t rows, uint32_t cols, uint32_t unit)
 {
@@ -116,6 +120,19 @@ FORMATS_FN uint32_t cuda_groups(uint32_t cols, uint32_t unit, uint32_t group)
 {
     return group < unit ? (cols + unit - 1) / unit * (unit / group) : (cols + group - 1) / group;
 }
+
+/* --- measure.c, see kernels/ops.h; and rates.cu for it */
+void cuda_mark(struct ops_device *dev, uint32_t mark);
+double cuda_between_s(struct ops_device *dev, uint32_t first, uint32_t last);
+void cuda_marks_free(struct ops_device *dev);
+uint64_t cuda_launches(const struct ops_device *dev);
+must_check enum status cuda_rates(struct ops_device *dev, struct ops_rates *ret_rates,
+                                  struct error *err);
+void cuda_run_nothing(struct ops_device *dev);
+/* `scratch`: a few bytes that nothing is written to. */
+void cuda_run_read(struct ops_device *dev, const void *data, size_t bytes, void *scratch);
+/* Returns the multiply-adds of one launch. */
+double cuda_run_products(struct ops_device *dev, void *scratch);
 
 /* --- fill.cu */
 /* Fills a packed matrix of such a source as says how to make its data (base/made.h). */

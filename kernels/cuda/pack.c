@@ -63,19 +63,25 @@ static bool is_table(uint8_t form)
     return form == CUDA_TABLE_F32 || form == CUDA_TABLE_BF16;
 }
 
-size_t cuda_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
+size_t cuda_packed_bytes(const struct ops_matrix *m)
 {
-    *ret_form = choose(s);
-    if (is_table(*ret_form)) {
-        return (size_t)s->rows * s->cols * (*ret_form == CUDA_TABLE_BF16 ? 2 : 4);
+    if (is_table(m->form)) {
+        return (size_t)m->rows * m->cols * (m->form == CUDA_TABLE_BF16 ? 2 : 4);
     }
-    struct form f = form_of(*ret_form);
-    size_t bytes = cuda_scales_offset(s->rows, s->cols, f.unit);
+    struct form f = form_of(m->form);
+    size_t bytes = cuda_scales_offset(m->rows, m->cols, f.unit);
     if (f.group) {
-        bytes += (size_t)((s->rows + CUDA_BLOCK - 1) / CUDA_BLOCK) * CUDA_BLOCK *
-                 cuda_groups(s->cols, f.unit, f.group);
+        bytes += (size_t)((m->rows + CUDA_BLOCK - 1) / CUDA_BLOCK) * CUDA_BLOCK *
+                 cuda_groups(m->cols, f.unit, f.group);
     }
     return bytes + sizeof(float);
+}
+
+size_t cuda_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
+{
+    struct ops_matrix m = {.rows = s->rows, .cols = s->cols, .form = choose(s)};
+    *ret_form = m.form;
+    return cuda_packed_bytes(&m);
 }
 
 /* n elements from column col on, at most a unit's. */

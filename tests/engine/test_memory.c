@@ -15,6 +15,9 @@
 #include "engine/model_load.h"
 
 static const char *golden, *tiny;
+#ifdef BATON_CUDA
+static const char *flash;
+#endif
 
 struct taken {
     uint64_t device, slots, pages;
@@ -96,6 +99,9 @@ static void test_planned_is_taken(void **state)
     o.weights = "synthetic:7";
     same_as_taken(&o);
     o = (struct engine_options){
+        .kind = "model", .model_dir = tiny, .n_threads = 2, .n_pages = 3, .rank = "1/2"};
+    same_as_taken(&o);
+    o = (struct engine_options){
         .kind = "sim", .sim_page_bytes = 8192, .sim_tail_bytes = 64, .n_pages = 3};
     same_as_taken(&o);
     o.n_pages = 0;
@@ -115,6 +121,48 @@ static void test_refusals_of_a_plan(void **state)
     o.weights = "synthetic:";
     assert_int_equal(engine_memory_plan(&o, &memory, &err), STATUS_INVALID);
     assert_int_equal(memory.n_items, 99);
+}
+
+static uint64_t weights_of(const struct engine_options *options)
+{
+    struct engine_memory memory;
+    struct error err = {""};
+    if (engine_memory_plan(options, &memory, &err)) {
+        fail_msg("%s", err.text);
+    }
+    return planned(&memory, "weights");
+}
+
+/* Ranks that run alone take what they take in their group; each has an embedding, of which a group
+ * here has one. */
+static void test_ranks(void **state)
+{
+    struct engine_options o = {.kind = "model", .model_dir = tiny, .n_threads = 1};
+    struct engine_memory memory;
+    struct error err = {""};
+    uint64_t whole = weights_of(&o);
+    o.rank = "0/1";
+    assert_int_equal(weights_of(&o), whole);
+    o.device = "cpu:2";
+    o.rank = NULL;
+    uint64_t group = weights_of(&o);
+    o.device = "cpu";
+    o.rank = "0/2";
+    uint64_t ranks = weights_of(&o);
+    o.rank = "1/2";
+    ranks += weights_of(&o);
+    struct model_config *config = mem_zalloc(sizeof(*config));
+    assert_int_equal(model_config_load(tiny, config, &err), STATUS_OK);
+    assert_int_equal(ranks - group, (uint64_t)config->vocab_size * config->hidden_size * 2);
+    mem_free(config);
+    static const char *const bad[] = {"", "2/2", "0", "0/", "/2", "-1/2", "0/2x", "0/3", "0/99"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        o.rank = bad[i];
+        assert_int_equal(engine_memory_plan(&o, &memory, &err), STATUS_INVALID);
+    }
+    o.device = "cpu:2";
+    o.rank = "0/2";
+    assert_int_equal(engine_memory_plan(&o, &memory, &err), STATUS_INVALID);
 }
 
 /* The value behind `option` in the text of a refusal, or -1. */
@@ -184,7 +232,8 @@ static void test_cuda_plan(void **state)
     struct model_config *config = mem_zalloc(sizeof(*config));
     struct layout *layout = mem_zalloc(sizeof(*layout));
     struct model_load_plan plan, small;
-    struct registry_choice choice = {.ops = &ops_cuda, .n_devices = 1, .device_i = 250};
+    struct registry_choice choice = {
+        .ops = &ops_cuda, .n_devices = 1, .n_ranks = 1, .device_i = 250};
     struct ops_limits limits = {
         .n_rows = 512, .n_seqs = 16, .n_tokens = 8192, .page_tokens = 256, .only_plan = true};
     struct error err = {""};
@@ -203,21 +252,51 @@ static void test_cuda_plan(void **state)
     mem_free(layout);
     mem_free(config);
 }
+
+/* V4-Flash's own shape: of 160 GB a rank of two takes half of what is shared. */
+static void test_flash_plan(void **state)
+{
+    struct model_config *config = mem_zalloc(sizeof(*config));
+    struct layout *layout = mem_zalloc(sizeof(*layout));
+    struct model_load_plan plan;
+    struct registry_choice choice = {.ops = &ops_cuda, .n_devices = 1, .n_ranks = 1};
+    struct ops_limits limits = {
+        .n_rows = 512, .n_seqs = 16, .n_tokens = 8320, .page_tokens = 256, .only_plan = true};
+    struct error err = {""};
+    assert_int_equal(model_load_rank("0/2", &choice, &err), STATUS_OK);
+    assert_int_equal(model_config_load(flash, config, &err), STATUS_OK);
+    assert_int_equal(layout_make(config, false, layout, &err), STATUS_OK);
+    assert_int_equal(layout->page_bytes, 901120);
+    limits.heavy_ratio = config->heavy_ratio;
+    if (model_load_plan(&choice, config, layout, flash, "synthetic:1", false, &limits, true, &plan,
+                        &err)) {
+        fail_msg("%s", err.text);
+    }
+    printf("V4-Flash, rank 0 of 2: %.1f GB of weights, %.2f GB of scratch\n",
+           (double)plan.weights_bytes * 1e-9, (double)plan.scratch_bytes * 1e-9);
+    assert_true(plan.weights_bytes > UINT64_C(78000000000));
+    assert_true(plan.weights_bytes < UINT64_C(90000000000));
+    assert_true(plan.scratch_bytes < UINT64_C(8000000000));
+    mem_free(layout);
+    mem_free(config);
+}
 #endif
 
 int main(int argc, char **argv)
 {
-    if (argc < 3) {
+    if (argc < 4) {
         return 2;
     }
     golden = argv[1];
     tiny = argv[2];
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_planned_is_taken),
-        cmocka_unit_test(test_refusals_of_a_plan),
-        cmocka_unit_test(test_advice),
 #ifdef BATON_CUDA
-        cmocka_unit_test(test_cuda_plan),
+    flash = argv[3];
+#endif
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_planned_is_taken), cmocka_unit_test(test_refusals_of_a_plan),
+        cmocka_unit_test(test_advice),           cmocka_unit_test(test_ranks),
+#ifdef BATON_CUDA
+        cmocka_unit_test(test_cuda_plan),        cmocka_unit_test(test_flash_plan),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

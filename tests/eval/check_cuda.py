@@ -32,6 +32,7 @@ def main():
     cases = [("logits", tiny, prompts), ("logits", tiny + ["--exact"], prompts), ("logits", tiny + ["--chunk", "100"], prompts),
              ("logits", ["--model", str(root / "tests/golden/toy"), "--exact"], toys),
              ("logits", ["--model", str(root / "tests/golden/toy_fp8")], toys),
+             ("logits", tiny + ["--weights", "synthetic:7"], prompts), ("logits", tiny + ["--weights", "synthetic:8", "--rank", "1/2"], prompts[:2]),
              ("generate", tiny + ["--ignore-eos", "--n", "100"], [{"tokens": [0, 15, 22]}])]
     n_wrong = 0
     for command, options, lines in cases:
@@ -40,6 +41,13 @@ def main():
         same = here == there and len(here) > 100
         n_wrong += not same
         print(f"{command} {' '.join(options)}: {len(here)} bytes, {'the same' if same else 'DIFFERS'}")
+    # weights that nobody trained are made by each device itself, whole or in shares
+    made = tiny + ["--weights", "synthetic:7"]
+    marks = []
+    for device in ("cpu", "cpu:2", "cuda:0"):
+        marks.append([x for x in ask(program, "info", made, device, []).splitlines() if x.startswith("fingerprint")])
+    n_wrong += marks[0] != marks[1] or marks[0] != marks[2] or len(marks[0]) != 1
+    print(f"synthetic weights on cpu, cpu:2, cuda:0: {marks}")
     # every kernel there is a reference: without leave they don't serve
     refused = subprocess.run([program, "info", "--device", "cuda:0", *tiny], capture_output=True, text=True, check=False)
     n_wrong += refused.returncode != 1 or "no tuned kernel of embed, mhc, " not in refused.stderr
