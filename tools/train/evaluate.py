@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the trained model can do, measured.
 
-    evaluate.py MODEL_DIR DATA OUT.json [--params CHECKPOINT] [--device cuda] [--rows N] [--probes N]
+    evaluate.py MODEL_DIR DATA OUT.json [--params CHECKPOINT] [--device cuda] [--rows N] [--probes N] [--batch N]
 
 Bits per byte on held-out text (exact arithmetic, served arithmetic), the indexer's recall of the true top-k, copy accuracy at several distances with
 the choice of entries on and off, and how often the MTP block's guess is the main model's next token.  With --params the exact figures are also taken
@@ -92,17 +92,28 @@ def recall(m, sets, mode, most):
 
 
 @torch.no_grad()
-def copying(m, probes, mode, most):
-    """per distance: share of answers whose every token is the greedy choice (EOS included), share of tokens"""
+def answers(m, rows, mode, batch):
+    """per probe (prompt, answer): for each token of the answer, EOS included, whether it is the greedy choice after the right answer so far"""
+    out = []
+    for at in range(0, len(rows), batch):
+        some = rows[at:at + batch]
+        n = -(-max(len(p) + len(a) for p, a in some) // 128) * 128
+        ids = torch.full((len(some), n), 2, dtype=torch.int64)
+        for i, (p, a) in enumerate(some):
+            ids[i, :len(p) + len(a)] = torch.tensor(p + a)
+        X = m.streams(ids.to(m.device), mode).unflatten(0, ids.shape)
+        for i, (p, a) in enumerate(some):
+            z = m.logits(m.hidden(X[i, len(p) - 1:len(p) + len(a) - 1], mode), mode)
+            out.append((z.argmax(-1).cpu() == torch.tensor(a)).tolist())
+    return out
+
+
+def copying(m, probes, mode, most, batch):
+    """per distance: share of answers that are right to the end, share of tokens"""
     out = {}
     for dist, rows in probes.items():
-        whole = toks = n = 0
-        for prompt, answer in rows[:most]:
-            ids = prompt + answer           # EOS is the answer's last
-            z = m.run(ids, mode, rows=slice(len(prompt) - 1, len(ids) - 1))
-            ok = z.argmax(-1).cpu() == torch.tensor(answer)
-            whole, toks, n = whole + int(ok.all()), toks + int(ok.sum()), n + len(ok)
-        out[dist] = dict(whole=whole / len(rows[:most]), tokens=toks / n)
+        right = answers(m, rows[:most], mode, batch)
+        out[dist] = dict(prompts=len(right), whole=sum(map(all, right)), tokens=round(sum(map(sum, right)) / sum(map(len, right)), 4))
     return out
 
 
@@ -116,6 +127,7 @@ def main():
     p.add_argument('--rows', type=int, default=6)
     p.add_argument('--probes', type=int, default=64)
     p.add_argument('--length', type=int, default=T)
+    p.add_argument('--batch', type=int, default=8, help='copy probes at once')
     p.add_argument('--recall', type=int, default=8)
     a = p.parse_args()
     globals()['T'] = a.length
@@ -135,9 +147,10 @@ def main():
     put('bits per byte, served', b)
     put('mtp acceptance, served', acc)
     put('bits per byte, checkpoint in exact arithmetic', bits(m, sets, lengths, EXACT, a.rows)[0])
-    for kind in ('copy', 'copy_text'):
-        put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes))
-        put(f'{kind}, served, top-k off', copying(m, probes[kind], dense(SERVED), a.probes))
+    for kind in ('copy_note', 'copy', 'copy_text'):
+        put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes, a.batch))
+    for kind in ('copy_note', 'copy', 'copy_text'):
+        put(f'{kind}, served, top-k off', copying(m, probes[kind], dense(SERVED), a.probes, a.batch))
     put('index recall, served', recall(m, sets, dense(SERVED), a.recall))
     if a.params:
         for k, w in torch.load(a.params, map_location=a.device)['params'].items():

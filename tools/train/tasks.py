@@ -3,13 +3,13 @@ JSON answers, definitions, stories, continuations.  Everything comes from a seed
 import re
 
 import chatformat as cf
-from stories import NAMES, world, story
+from stories import NAMES, note, story, world
 
 COLOURS = 'red blue green yellow black white brown grey golden silver pink purple'.split()
 FOODS = 'bread cheese apple pear soup rice fish cake milk honey egg plum nut'.split()
 ANIMALS = 'dog cat horse cow sheep goat duck hen fox wolf bear mouse bird fish rabbit'.split()
 CITIES = 'Paris London Rome Berlin Madrid Vienna Dublin Oslo Lisbon Athens Cairo Tokyo Boston Chicago Prague Warsaw Geneva Naples Milan Lyon'.split()
-ABILITIES = 'count_range lookup table order sums repeat tool far_fact far_copy'.split()
+ABILITIES = 'count_range lookup table order sums repeat tool far_fact far_copy far_note'.split()
 NUMBER = 'zero one two three four five six seven eight nine ten eleven twelve'.split()
 SYSTEMS = [None] * 6 + ['You are a helpful assistant.', 'You are baton-tiny, a small language model.', 'Answer briefly.', 'Answer in plain English.', 'You are a friendly teacher.']
 
@@ -252,9 +252,8 @@ class Maker:
     # ---- documents in which something must be found far back
     def passage(s, least=12):
         r = s.r
-        if r.random() < .5:
-            return ' '.join(r.choice(s.words) for _ in range(r.randint(least, 40)))
-        return r.choice(s.good)
+        k = r.random()
+        return note(r) if k < .4 else ' '.join(r.choice(s.words) for _ in range(r.randint(least, 40))) if k < .7 else r.choice(s.good)
 
     def long_document(s, n_chars, paragraphs=None):
         """A text of about n_chars, with notes and facts strewn in, then questions about it."""
@@ -286,32 +285,17 @@ class Maker:
             for x in put.get(k, []):
                 segments.append((x + '\n\n', 0))
             if k < len(prose):
-                segments.append((prose[k] + '\n\n', 1))
+                segments.append((prose[k] + '\n\n', 0))                       # read in the rows of text
         r.shuffle(asks)
         asks = asks[:r.randint(2, 6)]
         first = (segments + [(asks[0][0], 0)], asks[0][1], asks[0][2])
         return cf.document([first] + asks[1:], system=r.choice(SYSTEMS), thinking=r.random() < .25)
 
-    def echo_document(s, n_chars):
-        """No chat: a passage, other text, then the passage again."""
-        r = s.r
-        i = r.randrange(len(s.paragraphs))
-        fill, size = [], 0
-        while size < n_chars:
-            fill.append(s.paragraphs[i % len(s.paragraphs)])
-            size += len(fill[-1]) + 2
-            i += 1
-        p = s.passage()
-        k = r.randrange(len(fill) + 1)
-        a = fill[:k] + [p] + fill[k:]
-        b = [p] if r.random() < .5 else [a[j] for j in range(min(k, len(a) - 2), min(k, len(a) - 2) + 2)]
-        return [(cf.BOS + '\n\n'.join(a) + '\n\n', 1), ('\n\n'.join(b) + cf.EOS, 1)]
-
-    def copy_probe(s, filler, n_chars_after, n_words):
-        """For measuring: one note (n_words random words, or running text if 0), then about n_chars_after of filler, then the request.  Returns (prompt, answer)."""
+    def copy_probe(s, filler, n_chars_after, kind):
+        """For measuring: one note ("copy": 24 random words, "copy_text": running text, "copy_note": made-up facts), then about n_chars_after of filler, then the request.  Returns (prompt, answer)."""
         r = s.r
         w, other = r.sample(NAMES, 2)
-        t = ' '.join(r.choice(s.words) for _ in range(n_words)) if n_words else r.choice(s.good)
+        t = ' '.join(r.choice(s.words) for _ in range(24)) if kind == 'copy' else r.choice(s.good) if kind == 'copy_text' else note(r)
         i, size, fill = r.randrange(len(filler)), 0, []
         while size < n_chars_after:
             fill.append(filler[i % len(filler)][:max(200, n_chars_after - size)])
@@ -339,6 +323,7 @@ class Maker:
         if kind == 'far_fact':
             told, ask, answer = s.fact()
         else:
-            w, answer = r.choice(NAMES), r.choice([p for p in re.split(r'(?<=[.!?]) ', r.choice(s.good)) if len(p) > 40] or s.good)
-            told, ask = f'Note for {w}: {answer}', f'Repeat the note for {w}.'
+            w = r.choice(NAMES)
+            answer = note(r) if kind == 'far_note' else r.choice([p for p in re.split(r'(?<=[.!?]) ', r.choice(s.good)) if len(p) > 40] or s.good)
+            told, ask = f'Note for {w}:\n{answer}', f'Repeat the note for {w}.'
         return dict(user='\n\n'.join(['Read this text.', filler[i % len(filler)], told] + fill + [ask]), tools=[], answer=answer)
