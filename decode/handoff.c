@@ -372,7 +372,10 @@ static void job_run(void *cookie, struct workers_job *worker_job)
         ((uint8_t *)job->pieces[0].src)[job->pieces[0].bytes / 2] ^= 1;
     }
     job->status =
-        accept_parcel(job->transfer_id, job->seq, job->pieces, job->n_pieces, job->checksum);
+        job->is_tail
+            ? accept_parcel(job->transfer_id, job->seq, job->pieces, job->n_pieces, job->checksum)
+            : engine_accept_parcel(job->transfer->handoff->options.engine, job->transfer_id,
+                                   job->seq, job->pieces, job->n_pieces, job->checksum);
     job->status = fault == FAULT_FAIL ? STATUS_CHECKSUM : job->status;
 }
 
@@ -408,6 +411,12 @@ static void job_done(void *cookie)
         if (transfer->n_jobs == 0) {
             transfer_destroy(transfer);
         }
+        return;
+    }
+    if (status && status != STATUS_CHECKSUM) {
+        transfer_fail(transfer, true, BATON__FAIL_CODE__FAIL_INTERNAL, "", true,
+                      "this node could not take parcel %" PRIu32 " from %s: %s", seq,
+                      peer_name(transfer->peer), status_name(status));
         return;
     }
     if (status) {
@@ -514,6 +523,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
     job->transfer_id = transfer->id;
     job->seq = parcel->seq;
     job->checksum = parcel->checksum;
+    job->is_tail = is_tail;
     job->n_pieces = n_slots;
     job->pieces = mem_array(n_slots, sizeof(*job->pieces));
     job->slots = mem_array(n_slots, sizeof(*job->slots));
@@ -526,7 +536,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
         return;
     }
     for (uint32_t i = 0; i < n_slots; i++) {
-        struct accept_piece *piece = &job->pieces[i];
+        struct parcel_piece *piece = &job->pieces[i];
         piece->src = landing_slot(handoff->options.landing, job->slots[i]);
         piece->bytes = slot_bytes;
         if (is_tail) {
@@ -535,7 +545,7 @@ static void parcel_arrived(struct transfer *transfer, const Baton__FromPrefill__
             piece->bytes = parcel->bytes - at < slot_bytes ? parcel->bytes - at : slot_bytes;
         } else {
             uint32_t page = engine_seq_page(transfer->seq, parcel->first_page + i);
-            piece->dst = info->pool_base + (size_t)page * info->page_bytes + parcel->offset;
+            piece->dst = engine_page_address(handoff->options.engine, page) + parcel->offset;
             piece->bytes = parcel->bytes / n_slots;
         }
     }

@@ -42,8 +42,8 @@ struct accept_job {
     uint64_t transfer_id, checksum;
     uint32_t seq, n_pieces;
     enum status status;
-    bool retried;
-    struct accept_piece *pieces;
+    bool retried, is_tail; /* a tail's bytes go to the transfer's own memory */
+    struct parcel_piece *pieces;
     uint32_t *slots;
 };
 

@@ -21,6 +21,7 @@
 #include "rpc/hello.h"
 #include "rpc/link.h"
 #include "rpc/proto.h"
+#include "transport/region.h"
 
 enum { TICK_MS = 50, MESSAGE_ARENA_BYTES = 256 << 20, HELLO_TIMEOUT_MS = 3000 };
 
@@ -44,6 +45,7 @@ struct decode {
     struct loop_timer *tick;
     struct list servings;
     struct buf packed;
+    void *shared; /* the landing area, while the engine has it */
 };
 
 /* ---- sending ---- */
@@ -511,6 +513,14 @@ enum status decode_create(struct node *node, const struct decode_options *option
     if (status) {
         goto fail;
     }
+    const struct region *region = landing_region(decode->landing);
+    struct error why;
+    if (engine_share(node_engine(node), region_base(region), region_bytes(region), &why)) {
+        log_warn("decode", "parcels are copied by way of the driver, which is slower: %s",
+                 why.text);
+    } else {
+        decode->shared = region_base(region);
+    }
     status = workers_create(node_loop(node), options->n_workers, 1024, &decode->workers);
     if (status) {
         error_set(err, status, "worker threads can't be started");
@@ -585,6 +595,9 @@ void decode_free(struct decode *decode)
     handoff_free(decode->handoff);
     requests_free(decode->requests);
     peers_free(decode->peers);
+    if (decode->shared) {
+        engine_unshare(node_engine(decode->node), decode->shared);
+    }
     landing_free(decode->landing);
     buf_fini(&decode->packed);
     mem_free(decode);

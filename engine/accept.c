@@ -4,10 +4,8 @@
 
 #include <stdbool.h>
 
-#include "kernels/parcel.h"
-
 static uint64_t sum_pieces(uint64_t transfer_id, uint32_t parcel_seq,
-                           const struct accept_piece *pieces, uint32_t n_pieces, bool copy)
+                           const struct parcel_piece *pieces, uint32_t n_pieces, bool copy)
 {
     struct parcel_key key;
     struct parcel_sum sum = {{0, 0}};
@@ -22,7 +20,7 @@ static uint64_t sum_pieces(uint64_t transfer_id, uint32_t parcel_seq,
 }
 
 enum status accept_parcel(uint64_t transfer_id, uint32_t parcel_seq,
-                          const struct accept_piece *pieces, uint32_t n_pieces,
+                          const struct parcel_piece *pieces, uint32_t n_pieces,
                           uint64_t expected_checksum)
 {
     uint64_t sum = sum_pieces(transfer_id, parcel_seq, pieces, n_pieces, true);
@@ -30,7 +28,7 @@ enum status accept_parcel(uint64_t transfer_id, uint32_t parcel_seq,
 }
 
 uint64_t accept_parcel_checksum(uint64_t transfer_id, uint32_t parcel_seq,
-                                const struct accept_piece *pieces, uint32_t n_pieces)
+                                const struct parcel_piece *pieces, uint32_t n_pieces)
 {
     return sum_pieces(transfer_id, parcel_seq, pieces, n_pieces, false);
 }

@@ -11,20 +11,15 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "kernels/parcel.h"
 
-struct accept_piece {
-    void *dst;       /* private: a pool page, or a tail buffer */
-    const void *src; /* a landing slot */
-    size_t bytes;    /* a multiple of 8 */
-};
-
-/* Copies the pieces of one parcel and compares. OK, or CHECKSUM: dst then holds rubbish that nobody
- * may read. */
+/* Copies the pieces of one parcel, from landing slots to memory that is private, and compares. OK,
+ * or CHECKSUM: dst then holds rubbish that nobody may read. */
 must_check enum status accept_parcel(uint64_t transfer_id, uint32_t parcel_seq,
-                                     const struct accept_piece *pieces, uint32_t n_pieces,
+                                     const struct parcel_piece *pieces, uint32_t n_pieces,
                                      uint64_t expected_checksum);
 /* The sender's side of the same sum, over pieces in place (dst ignored). */
 uint64_t accept_parcel_checksum(uint64_t transfer_id, uint32_t parcel_seq,
-                                const struct accept_piece *pieces, uint32_t n_pieces);
+                                const struct parcel_piece *pieces, uint32_t n_pieces);
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/accept.h"
 #include "engine/engine_ops.h"
 
 static const struct engine_ops *const engines[] = {
@@ -59,11 +60,12 @@ enum status engine_open(const struct engine_options *options, _Atomic uint64_t *
     if (info->n_pages < pages_a_context) {
         info->max_context_tokens = info->n_pages * info->page_tokens;
     }
-    status = pool_create(info->n_pages, info->page_bytes, info->max_sequences, &engine->pool, err);
+    status = pool_create(info->n_pages, info->page_bytes, !engine->pool_is_apart,
+                         info->max_sequences, &engine->pool, err);
     if (status) {
         goto close_ops;
     }
-    info->pool_base = pool_page(engine->pool, 0);
+    info->pool_base = engine->pool_is_apart ? NULL : pool_page(engine->pool, 0);
     status = ops->ready ? ops->ready(engine, err) : STATUS_OK;
     if (status) {
         goto close_ops;
@@ -204,10 +206,15 @@ enum status engine_seq_fork(struct engine_seq *seq, uint64_t owner, struct engin
         return status;
     }
     if (seq->n_tokens % engine->info.page_tokens) {
-        memcpy(pool_page(engine->pool, copy->pages[n_full]),
-               pool_page(engine->pool, seq->pages[n_full]), engine->info.page_bytes);
+        status = engine_page_copy(engine, copy->pages[n_full], seq->pages[n_full]);
     }
-    engine->ops->slot_copy(engine, copy, seq);
+    if (!status) {
+        status = engine->ops->slot_copy(engine, copy, seq);
+    }
+    if (status) {
+        engine_seq_free(copy);
+        return status;
+    }
     copy->n_tokens = seq->n_tokens;
     if (seq->history) {
         status =
@@ -318,6 +325,42 @@ void engine_page_sent(struct engine *engine, uint32_t page)
     pool_page_sent(engine->pool, page);
 }
 
+uint8_t *engine_page_address(const struct engine *engine, uint32_t page)
+{
+    return engine->ops->page_address ? engine->ops->page_address(engine, page)
+                                     : pool_page(engine->pool, page);
+}
+
+enum status engine_page_copy(struct engine *engine, uint32_t dst, uint32_t src)
+{
+    if (engine->ops->page_copy) {
+        return engine->ops->page_copy(engine, dst, src);
+    }
+    memcpy(pool_page(engine->pool, dst), pool_page(engine->pool, src), engine->info.page_bytes);
+    return STATUS_OK;
+}
+
+enum status engine_page_read(struct engine *engine, uint32_t page, void *ret_bytes)
+{
+    if (engine->ops->page_read) {
+        return engine->ops->page_read(engine, page, ret_bytes);
+    }
+    memcpy(ret_bytes, pool_page(engine->pool, page), engine->info.page_bytes);
+    return STATUS_OK;
+}
+
+enum status engine_share(struct engine *engine, void *memory, size_t bytes, struct error *err)
+{
+    return engine->ops->share ? engine->ops->share(engine, memory, bytes, err) : STATUS_OK;
+}
+
+void engine_unshare(struct engine *engine, void *memory)
+{
+    if (engine->ops->unshare) {
+        engine->ops->unshare(engine, memory);
+    }
+}
+
 enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
                            uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
                            const struct engine_pieces *pieces)
@@ -379,6 +422,16 @@ enum status engine_tail_write(struct engine *engine, struct engine_seq *seq, voi
         return STATUS_TOO_LARGE;
     }
     return engine->ops->tail_write(engine, seq, dst);
+}
+
+enum status engine_accept_parcel(struct engine *engine, uint64_t transfer_id, uint32_t parcel_seq,
+                                 const struct parcel_piece *pieces, uint32_t n_pieces,
+                                 uint64_t expected_checksum)
+{
+    return engine->ops->accept_parcel
+               ? engine->ops->accept_parcel(engine, transfer_id, parcel_seq, pieces, n_pieces,
+                                            expected_checksum)
+               : accept_parcel(transfer_id, parcel_seq, pieces, n_pieces, expected_checksum);
 }
 
 enum status engine_tail_read(struct engine *engine, struct engine_seq *seq, uint32_t n_tokens,

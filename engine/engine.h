@@ -8,8 +8,8 @@
  *
  * Threads. Two threads may hold an engine: the loop thread owns sequences (create, reserve, fork,
  * free, tables, numbers) and one compute thread runs the calls under "Compute", one at a time.
- * `engine_accept_*` and `engine_parcel_*` may run on any thread beside a compute call, provided
- * that the sequence they touch is not in that call. A sequence handed to a compute call may not be
+ * What says "any thread" may run beside a compute call, provided that the sequence whose pages or
+ * slot it touches is not in that call. A sequence handed to a compute call may not be
  * touched by the loop until the call returned.
  *
  * Determinism. What a call computes for a row depends on that row's sequence and inputs alone: not
@@ -30,6 +30,7 @@ struct engine;
 struct engine_seq;
 struct json_writer;
 struct metrics;
+struct parcel_piece; /* kernels/parcel.h */
 
 enum { ENGINE_FINGERPRINT_BYTES = 16, ENGINE_MAX_LOGPROBS = 20 };
 
@@ -49,6 +50,9 @@ struct engine_options {
     uint32_t max_context_tokens;
     uint32_t max_chunk_tokens; /* longest prompt piece of one engine_prefill call */
     uint32_t max_batch_rows;   /* most rows of one engine_step call */
+    bool sends; /* pages leave from host memory: a device with memory of its own keeps a copy there
+                   of what is final */
+    bool apart; /* tests: what a device with memory of its own needs, also where it has none */
     /* sim only */
     double sim_prefill_tokens_per_s, sim_step_ms;
     size_t sim_page_bytes, sim_tail_bytes;
@@ -70,8 +74,9 @@ struct engine_info {
     uint32_t n_pages, max_sequences;
     uint32_t max_context_tokens, max_chunk_tokens, max_batch_rows;
     uint32_t bos_id, eos_id;
-    uint8_t *pool_base; /* host address of page 0; page i at pool_base + i * page_bytes. NULL: not
-                           host memory */
+    uint8_t *pool_base; /* where page 0 leaves from: page i at pool_base + i * page_bytes, with the
+                           bytes that engine_prefill, its pieces and engine_tail_write said are
+                           final. Host memory; NULL: pages lie in a device, and none is sent */
 };
 
 /* How one token is drawn: http.md section 4 fixes the order of the steps. Owner: the request; read
@@ -185,6 +190,20 @@ void engine_metrics_register(struct engine *engine, struct metrics *metrics);
 void engine_page_sending(struct engine *engine, uint32_t page);
 void engine_page_sent(struct engine *engine, uint32_t page);
 
+/* Where page lies in the memory of the device that computes: to be named as `dst` of the pieces of
+ * engine_accept_parcel, else not to be touched. */
+uint8_t *engine_page_address(const struct engine *engine, uint32_t page);
+/* The whole page from one place to another, or to host memory. Any thread. SYSTEM: the device
+ * failed. */
+must_check enum status engine_page_copy(struct engine *engine, uint32_t dst, uint32_t src);
+must_check enum status engine_page_read(struct engine *engine, uint32_t page, void *ret_bytes);
+/* Makes host memory that pieces of parcels will lie in fast to read for the device, until
+ * engine_unshare, before which it may not go. Before the first of the other and after the last. An
+ * error leaves things as they were: the pieces can be accepted all the same. */
+must_check enum status engine_share(struct engine *engine, void *memory, size_t bytes,
+                                    struct error *err);
+void engine_unshare(struct engine *engine, void *memory);
+
 /* --- Compute: the compute thread, one call at a time
  * --------------------------------------------------- */
 
@@ -214,8 +233,15 @@ must_check enum status engine_draw_again(struct engine *engine, struct engine_se
 size_t engine_tail_bytes(const struct engine *engine, uint32_t n_tokens);
 must_check enum status engine_tail_write(struct engine *engine, struct engine_seq *seq, void *dst,
                                          size_t dst_bytes);
+/* Receiver: copies the pieces of a parcel of pages, 8 bytes aligned all, from landing slots to
+ * where they belong, and compares the checksum of what then lies there (kernels/parcel.h). Any
+ * thread. CHECKSUM: they hold rubbish that nobody may use; SYSTEM: the device failed, with the
+ * same. */
+must_check enum status engine_accept_parcel(struct engine *engine, uint64_t transfer_id,
+                                            uint32_t parcel_seq, const struct parcel_piece *pieces,
+                                            uint32_t n_pieces, uint64_t expected_checksum);
 /* Receiver: the sequence, empty until now, has n_tokens tokens after this; its pages must have been
- * accepted. CORRUPT if the image is not one of this engine. */
+ * accepted. CORRUPT if the image is not one of this engine; SYSTEM. Any thread. */
 must_check enum status engine_tail_read(struct engine *engine, struct engine_seq *seq,
                                         uint32_t n_tokens, const void *src, size_t src_bytes);
 

@@ -32,7 +32,7 @@ struct engine_seq {
 struct engine_ops {
     const char *kind;
     /* Fills engine->info (all but n_pages/max_sequences/pool_base, which engine.c takes from the
-     * options) and engine->impl. */
+     * options), engine->pool_is_apart and engine->impl. */
     enum status (*open)(struct engine *engine, const struct engine_options *options,
                         struct error *err);
     /* Called once pool and slots exist (info.pool_base set). May be NULL. */
@@ -40,10 +40,21 @@ struct engine_ops {
     void (*close)(struct engine *engine);
     void (*memory_report)(const struct engine *engine,
                           void (*line)(void *cookie, const char *item, size_t bytes), void *cookie);
-    /* A slot starts at 0 tokens: window empty, K 0, S -inf. */
+    /* A slot starts at 0 tokens: window empty, K 0, S -inf. Loop thread; where the slot is a
+     * device's, an engine may leave it to the first compute call. */
     void (*slot_reset)(struct engine *engine, struct engine_seq *seq);
-    /* Fork: dst's slot and its partial page become copies of src's. */
-    void (*slot_copy)(struct engine *engine, struct engine_seq *dst, const struct engine_seq *src);
+    /* Fork: dst's slot becomes a copy of src's. */
+    enum status (*slot_copy)(struct engine *engine, struct engine_seq *dst,
+                             const struct engine_seq *src);
+    /* As in engine.h; all NULL where pages are host memory, in the pool. */
+    uint8_t *(*page_address)(const struct engine *engine, uint32_t page);
+    enum status (*page_copy)(struct engine *engine, uint32_t dst, uint32_t src);
+    enum status (*page_read)(struct engine *engine, uint32_t page, void *ret_bytes);
+    enum status (*accept_parcel)(struct engine *engine, uint64_t transfer_id, uint32_t parcel_seq,
+                                 const struct parcel_piece *pieces, uint32_t n_pieces,
+                                 uint64_t expected_checksum);
+    enum status (*share)(struct engine *engine, void *memory, size_t bytes, struct error *err);
+    void (*unshare)(struct engine *engine, void *memory);
     /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the
      * call the position of ids[0] is seq->n_tokens. Draws go through sampler.h. */
     enum status (*prefill)(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
@@ -63,6 +74,7 @@ struct engine {
     const struct engine_ops *ops;
     struct engine_info info;
     struct pool *pool;
+    bool pool_is_apart; /* pages lie in a device and none is sent: the pool has no memory */
     _Atomic uint64_t *progress;
     void *impl;
 };

@@ -13,6 +13,7 @@
 #include "engine/layout.h"
 #include "engine/model_load.h"
 #include "engine/sim.h"
+#include "engine/store.h"
 #include "kernels/registry.h"
 
 /* As engine.c and model_engine.c have them; test_memory.c notices when they part. */
@@ -129,11 +130,20 @@ static enum status plan_model(const struct engine_options *options, struct engin
     engine_memory_add(memory, "scratch", NULL, 1, plan.scratch_bytes - a_row * chunk, on_device);
     engine_memory_add(memory, "rows of a call", "--chunk", chunk, a_row, on_device);
     memory->items[memory->n_items - 1].least = least(rows, chunk);
-    engine_memory_add(memory, "sequence slots", "--max-sequences", n_sequences,
-                      layout->window_bytes + layout->state_bytes, false);
+    bool apart = options->apart || choice.ops->own_memory;
+    uint64_t slot_bytes = layout->window_bytes + layout->state_bytes;
+    engine_memory_add(memory, "sequence slots", "--max-sequences", n_sequences, slot_bytes,
+                      on_device);
     engine_memory_add(memory, "logits", NULL, least(rows, n_sequences) + 1,
                       (uint64_t)config->vocab_size * sizeof(float), false);
-    engine_memory_add(memory, "pages", "--pages", n_pages, layout->page_bytes, false);
+    engine_memory_add(memory, "pages", "--pages", n_pages, layout->page_bytes, on_device);
+    if (apart) {
+        engine_memory_add(memory, "empty slot", NULL, 1, slot_bytes, on_device);
+        engine_memory_add(memory, "slot image", NULL, 1, store_image_bytes(layout), false);
+    }
+    if (apart && options->sends) {
+        engine_memory_add(memory, "page copies", "--pages", n_pages, layout->page_bytes, false);
+    }
 done:
     mem_free(layout);
     mem_free(config);

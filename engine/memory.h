@@ -16,7 +16,7 @@
 
 struct engine_options;
 
-enum { ENGINE_MEMORY_MAX_ITEMS = 12 };
+enum { ENGINE_MEMORY_MAX_ITEMS = 16 };
 
 struct engine_memory_item {
     const char *name;   /* static: "weights" */

@@ -1,7 +1,8 @@
 /* The engine that computes: engine.h's calls in terms of the layer graph.
  *
- * Owns the devices, the window and state slots, and the logits of the last call. The invariant: all
- * that a sequence is lies in its pages and its slot, so a tail image plus pages is the sequence.
+ * Owns the devices, the store of pages and slots, and the logits of the last call. The invariant:
+ * all that a sequence is lies in its pages and its slot, so a tail image plus pages is the
+ * sequence.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include "engine/layout.h"
 #include "engine/model_load.h"
 #include "engine/sampler.h"
+#include "engine/store.h"
 #include "model/tokenizer.h"
 
 enum {
@@ -32,8 +34,8 @@ struct model_engine {
     struct layout layout;
     struct forward forward;
     struct batch batch;
-    uint8_t *slots; /* max_sequences windows, then as many states */
-    uint32_t max_sequences;
+    struct store store;
+    bool apart;            /* the store's */
     float *logits;         /* [max_batch_rows, vocab] of the last step */
     uint32_t *which;       /* [max_batch_rows] */
     float *prefill_logits; /* [vocab] of the last prefill that drew */
@@ -52,7 +54,21 @@ struct watch {
     struct engine *engine;
     const struct engine_pieces *pieces; /* NULL: nobody waits for them */
     size_t due;                         /* bytes of a page to be told next */
+    const uint32_t *pages;              /* those that the call completes, ... */
+    uint32_t n_pages;
+    size_t mirrored; /* ... and how many bytes of each were asked to the mirror */
 };
+
+/* The first `bytes` of the pages that the call completes are final once what was asked for is done.
+ */
+static void mirror(struct watch *watch, size_t bytes)
+{
+    struct model_engine *m = watch->engine->impl;
+    for (uint32_t i = 0; i < watch->n_pages; i++) {
+        store_mirror(&m->store, watch->pages[i], watch->mirrored, bytes);
+    }
+    watch->mirrored = bytes;
+}
 
 static void layer_done(void *cookie, uint32_t n_layers)
 {
@@ -64,22 +80,15 @@ static void layer_done(void *cookie, uint32_t n_layers)
     }
     size_t bytes = layout_page_final(&m->layout, n_layers);
     struct error err;
-    if (bytes < watch->due || bytes == m->layout.page_bytes || forward_wait(&m->forward, &err)) {
+    if (bytes < watch->due || bytes == m->layout.page_bytes) {
+        return;
+    }
+    mirror(watch, bytes);
+    if (forward_wait(&m->forward, &err)) {
         return; /* a device that failed says so again at the end of the run */
     }
     watch->pieces->ready(watch->pieces->cookie, bytes);
     watch->due = bytes + m->layout.page_bytes / watch->pieces->n_pieces;
-}
-
-static uint8_t *window_of(const struct model_engine *m, uint32_t slot)
-{
-    return m->slots + (size_t)slot * m->layout.window_bytes;
-}
-
-static uint8_t *state_of(const struct model_engine *m, uint32_t slot)
-{
-    return m->slots + (size_t)m->max_sequences * m->layout.window_bytes +
-           (size_t)slot * m->layout.state_bytes;
 }
 
 /* Hash over the weights' identity, the tokenizer and the layout; not over how many devices there
@@ -185,6 +194,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
     }
     batch_init(&m->batch, limits.n_rows);
     m->sampler = sampler_create(info->vocab_size);
+    m->apart = options->apart || m->forward.ops->own_memory;
+    engine->pool_is_apart = m->apart && !options->sends;
     engine->impl = m;
     return STATUS_OK;
 
@@ -214,42 +225,24 @@ static enum status model_ready(struct engine *engine, struct error *err)
 {
     struct model_engine *m = engine->impl;
     const struct engine_info *info = &engine->info;
-    m->max_sequences = info->max_sequences;
-    size_t each = m->layout.window_bytes + m->layout.state_bytes;
     size_t logits_bytes = (size_t)info->vocab_size * sizeof(float);
-    void *slots = NULL, *logits = NULL, *prefill_logits = NULL;
-    enum status status = shared_room(m, m->max_sequences, each, &slots, err);
-    if (status == STATUS_EXHAUSTED) {
-        error_set(err, status,
-                  "no memory for %" PRIu32 " sequences of %zu bytes each: lower their number",
-                  m->max_sequences, each);
-    }
+    void *logits = NULL, *prefill_logits = NULL;
+    enum status status = store_open(&m->store, &m->forward, &m->layout, info->n_pages,
+                                    info->max_sequences, m->apart, info->pool_base, err);
     if (!status) {
         status = shared_room(m, info->max_batch_rows, logits_bytes, &logits, err);
     }
     if (!status) {
         status = shared_room(m, 1, logits_bytes, &prefill_logits, err);
     }
-    if (!status) {
-        status = forward_share(&m->forward, info->pool_base,
-                               (size_t)info->n_pages * info->page_bytes, err);
-    }
-    m->slots = slots;
     m->logits = logits;
     m->prefill_logits = prefill_logits;
-    if (status) {
-        return status;
+    if (!status) {
+        forward_clear_logits(&m->forward, m->logits, info->max_batch_rows);
+        forward_clear_logits(&m->forward, m->prefill_logits, 1);
+        m->which = mem_array(info->max_batch_rows, sizeof(*m->which));
     }
-    forward_clear_logits(&m->forward, m->logits, info->max_batch_rows);
-    forward_clear_logits(&m->forward, m->prefill_logits, 1);
-    m->which = mem_array(engine->info.max_batch_rows, sizeof(*m->which));
-    m->forward.kv = (struct ops_kv){.pool = engine->info.pool_base,
-                                    .page_bytes = engine->info.page_bytes,
-                                    .windows = window_of(m, 0),
-                                    .states = state_of(m, 0),
-                                    .window_bytes = m->layout.window_bytes,
-                                    .state_bytes = m->layout.state_bytes};
-    return STATUS_OK;
+    return status;
 }
 
 static void model_close(struct engine *engine)
@@ -259,9 +252,9 @@ static void model_close(struct engine *engine)
         return;
     }
     model_unload(&m->forward);
+    store_close(&m->store);
     batch_fini(&m->batch);
     sampler_free(m->sampler);
-    mem_free(m->slots);
     mem_free(m->logits);
     mem_free(m->which);
     mem_free(m->prefill_logits);
@@ -277,24 +270,33 @@ static void model_memory_report(const struct engine *engine,
     for (uint32_t k = 0; k < m->forward.n_ranks; k++) {
         bytes += m->forward.ops->allocated(m->forward.ranks[k].device);
     }
-    line(cookie, "weights and activations", bytes);
-    line(cookie, "windows", (size_t)m->max_sequences * m->layout.window_bytes);
-    line(cookie, "states", (size_t)m->max_sequences * m->layout.state_bytes);
+    size_t n_slots = m->store.n_slots;
+    line(cookie, "weights and activations", bytes - store_device_bytes(&m->store));
+    line(cookie, "windows", n_slots * m->layout.window_bytes);
+    line(cookie, "states", n_slots * m->layout.state_bytes);
+    if (m->apart) {
+        line(cookie, "empty slot", m->layout.window_bytes + m->layout.state_bytes);
+        line(cookie, "slot image", store_image_bytes(&m->layout));
+    }
+    if (m->store.mirror) {
+        line(cookie, "page copies", engine->info.n_pages * m->layout.page_bytes);
+    }
 }
 
+/* Apart this is left to the first compute call: the device is not the loop's to use. */
 static void model_slot_reset(struct engine *engine, struct engine_seq *seq)
 {
     struct model_engine *m = engine->impl;
-    memset(window_of(m, seq->slot), 0, m->layout.window_bytes);
-    layout_state_reset(&m->layout, state_of(m, seq->slot));
+    if (!m->apart) {
+        store_slot_reset(&m->store, seq->slot);
+    }
 }
 
-static void model_slot_copy(struct engine *engine, struct engine_seq *dst,
-                            const struct engine_seq *src)
+static void begin_seq(struct model_engine *m, const struct engine_seq *seq)
 {
-    struct model_engine *m = engine->impl;
-    memcpy(window_of(m, dst->slot), window_of(m, src->slot), m->layout.window_bytes);
-    memcpy(state_of(m, dst->slot), state_of(m, src->slot), m->layout.state_bytes);
+    if (m->apart && seq->n_tokens == 0) {
+        store_slot_reset(&m->store, seq->slot);
+    }
 }
 
 /* Logits and draw of one row, as it asks for them; position is that of the token drawn. */
@@ -324,15 +326,79 @@ static enum status checked(enum status status, const struct error *err)
     return STATUS_OK;
 }
 
-/* Runs the rows of m->batch. Without logits to wait for, waits here: who hands the pages on must
- * find them written. */
-static enum status run(struct engine *engine, const uint32_t *which, uint32_t n, float *ret_logits,
-                       const _Atomic bool *cancel, const struct engine_pieces *pieces)
+/* The same of a call beside the compute thread's. */
+static enum status told(enum status status, const struct error *err)
+{
+    if (status == STATUS_SYSTEM) {
+        log_error("engine", "the device failed: %s", err->text);
+    }
+    return status;
+}
+
+static enum status model_slot_copy(struct engine *engine, struct engine_seq *dst,
+                                   const struct engine_seq *src)
 {
     struct model_engine *m = engine->impl;
-    struct watch watch = {engine, pieces, pieces ? m->layout.page_bytes / pieces->n_pieces : 0};
     struct error err;
-    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, layer_done, &watch);
+    return told(store_slot_copy(&m->store, dst->slot, src->slot, &err), &err);
+}
+
+static uint8_t *model_page_address(const struct engine *engine, uint32_t page)
+{
+    const struct model_engine *m = engine->impl;
+    return store_page(&m->store, page);
+}
+
+static enum status model_page_copy(struct engine *engine, uint32_t dst, uint32_t src)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    return told(store_page_copy(&m->store, dst, src, &err), &err);
+}
+
+static enum status model_page_read(struct engine *engine, uint32_t page, void *ret_bytes)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    return told(store_page_read(&m->store, page, ret_bytes, &err), &err);
+}
+
+static enum status model_accept_parcel(struct engine *engine, uint64_t transfer_id,
+                                       uint32_t parcel_seq, const struct parcel_piece *pieces,
+                                       uint32_t n_pieces, uint64_t expected_checksum)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    enum status status =
+        store_accept(&m->store, transfer_id, parcel_seq, pieces, n_pieces, expected_checksum, &err);
+    return told(status, &err);
+}
+
+static enum status model_share(struct engine *engine, void *memory, size_t bytes, struct error *err)
+{
+    struct model_engine *m = engine->impl;
+    return m->apart ? forward_share(&m->forward, memory, bytes, err) : STATUS_OK;
+}
+
+static void model_unshare(struct engine *engine, void *memory)
+{
+    struct model_engine *m = engine->impl;
+    if (m->apart) {
+        m->forward.ops->unshare(m->forward.ranks[0].device, memory);
+    }
+}
+
+/* Runs the rows of m->batch. Without logits to wait for, waits here: who hands the pages on must
+ * find them written. */
+static enum status run(struct watch *watch, const uint32_t *which, uint32_t n, float *ret_logits,
+                       const _Atomic bool *cancel)
+{
+    struct model_engine *m = watch->engine->impl;
+    struct error err;
+    enum status status = forward_run(&m->forward, &m->batch.rows, cancel, layer_done, watch);
+    if (!status) {
+        mirror(watch, m->layout.page_bytes);
+    }
     if (status || n == 0) {
         enum status waited = checked(forward_wait(&m->forward, &err), &err);
         return waited ? waited : status;
@@ -345,9 +411,16 @@ static enum status model_prefill(struct engine *engine, struct engine_seq *seq, 
                                  const struct engine_pieces *pieces)
 {
     struct model_engine *m = engine->impl;
+    uint32_t last = n_ids - 1, page_tokens = m->layout.page_tokens;
+    uint32_t first_page = seq->n_tokens / page_tokens;
+    struct watch watch = {.engine = engine,
+                          .pieces = pieces,
+                          .due = pieces ? m->layout.page_bytes / pieces->n_pieces : 0,
+                          .pages = seq->pages + first_page,
+                          .n_pages = (seq->n_tokens + n_ids) / page_tokens - first_page};
     batch_set_prefill(&m->batch, seq, ids, n_ids);
-    uint32_t last = n_ids - 1;
-    enum status status = run(engine, &last, row ? 1 : 0, m->prefill_logits, cancel, pieces);
+    begin_seq(m, seq);
+    enum status status = run(&watch, &last, row ? 1 : 0, m->prefill_logits, cancel);
     if (status || !row) {
         return status;
     }
@@ -359,14 +432,16 @@ static enum status model_prefill(struct engine *engine, struct engine_seq *seq, 
 static enum status model_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
 {
     struct model_engine *m = engine->impl;
+    struct watch watch = {.engine = engine};
     batch_set_step(&m->batch, rows, n_rows);
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_rows; i++) {
+        begin_seq(m, rows[i].seq);
         if (rows[i].sampling || rows[i].logits) {
             m->which[n++] = i;
         }
     }
-    enum status status = run(engine, m->which, n, m->logits, NULL, NULL);
+    enum status status = run(&watch, m->which, n, m->logits, NULL);
     if (status) {
         return status;
     }
@@ -401,22 +476,18 @@ static size_t model_tail_bytes(const struct engine *engine, uint32_t n_tokens)
 static enum status model_tail_write(struct engine *engine, struct engine_seq *seq, void *dst)
 {
     struct model_engine *m = engine->impl;
-    layout_tail_write(&m->layout, window_of(m, seq->slot), state_of(m, seq->slot), seq->n_tokens,
-                      dst);
-    if (seq->n_tokens % m->layout.page_tokens) {
-        uint32_t page_i = seq->n_tokens / m->layout.page_tokens;
-        uint8_t *page = pool_page(engine->pool, seq->pages[page_i]);
-        layout_page_trim(&m->layout, page, page_i, seq->n_tokens);
-    }
-    return STATUS_OK;
+    struct error err;
+    uint32_t page_i = seq->n_tokens / m->layout.page_tokens;
+    uint32_t page = page_i < seq->n_pages ? seq->pages[page_i] : 0; /* used if it is partial */
+    return checked(store_tail_write(&m->store, seq->slot, seq->n_tokens, page, dst, &err), &err);
 }
 
 static enum status model_tail_read(struct engine *engine, struct engine_seq *seq, uint32_t n_tokens,
                                    const void *src)
 {
     struct model_engine *m = engine->impl;
-    layout_tail_read(&m->layout, n_tokens, src, window_of(m, seq->slot), state_of(m, seq->slot));
-    return STATUS_OK;
+    struct error err;
+    return told(store_tail_read(&m->store, seq->slot, n_tokens, src, &err), &err);
 }
 
 const struct engine_ops engine_model_ops = {
@@ -427,6 +498,12 @@ const struct engine_ops engine_model_ops = {
     .memory_report = model_memory_report,
     .slot_reset = model_slot_reset,
     .slot_copy = model_slot_copy,
+    .page_address = model_page_address,
+    .page_copy = model_page_copy,
+    .page_read = model_page_read,
+    .accept_parcel = model_accept_parcel,
+    .share = model_share,
+    .unshare = model_unshare,
     .prefill = model_prefill,
     .step = model_step,
     .draw_again = model_draw_again,

@@ -30,15 +30,16 @@ struct pool {
     struct ledger *page_ledger, *slot_ledger;
 };
 
-enum status pool_create(uint32_t n_pages, size_t page_bytes, uint32_t n_slots,
+enum status pool_create(uint32_t n_pages, size_t page_bytes, bool has_memory, uint32_t n_slots,
                         struct pool **ret_pool, struct error *err)
 {
     size_t bytes;
     if (n_pages == 0 || n_slots == 0 || !size_mul(n_pages, page_bytes, &bytes)) {
         return error_set(err, STATUS_INVALID, "a pool needs at least one page and one sequence");
     }
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *base = has_memory ? mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+                            : NULL;
     if (base == MAP_FAILED) {
         return error_set(err, STATUS_EXHAUSTED,
                          "no memory for %" PRIu32 " pages of %zu bytes (%zu MiB): lower --pages",
@@ -63,12 +64,15 @@ void pool_free(struct pool *pool)
     ledger_free(pool->page_ledger);
     ledger_free(pool->slot_ledger);
     mem_free(pool->pages);
-    munmap(pool->base, pool->bytes);
+    if (pool->base) {
+        munmap(pool->base, pool->bytes);
+    }
     mem_free(pool);
 }
 
 uint8_t *pool_page(const struct pool *pool, uint32_t page)
 {
+    assert(pool->base);
     return pool->base + (size_t)page * pool->page_bytes;
 }
 

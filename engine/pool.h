@@ -3,11 +3,13 @@
  * Owns the pool's memory and two ledgers: pages (free, live, sending, cached) and sequence slots
  * (free, live). A page is reference-counted here and nowhere else. Thread: loop. The memory is
  * anonymous and mapped at open; pages are page-aligned and contiguous, so that one region covers
- * them as a source of puts.
+ * them as a source of puts. Where pages lie in a device and none is sent, there are the ledgers
+ * alone.
  */
 #ifndef BATON_ENGINE_POOL_H
 #define BATON_ENGINE_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,10 +19,11 @@ struct pool;
 struct json_writer;
 struct metrics;
 
-must_check enum status pool_create(uint32_t n_pages, size_t page_bytes, uint32_t n_slots,
-                                   struct pool **ret_pool, struct error *err);
+must_check enum status pool_create(uint32_t n_pages, size_t page_bytes, bool has_memory,
+                                   uint32_t n_slots, struct pool **ret_pool, struct error *err);
 /* Every page and slot must be free: a leak is our own bug. */
 void pool_free(struct pool *pool);
+/* Of a pool with memory. */
 uint8_t *pool_page(const struct pool *pool, uint32_t page);
 uint32_t pool_pages_free(const struct pool *pool);
 uint32_t pool_slots_free(const struct pool *pool);

@@ -94,11 +94,6 @@ static enum status make_pattern(struct bench *b, struct error *err)
                   : STATUS_OK;
 }
 
-static uint8_t *page_of(const struct bench *b, const struct engine_seq *seq, uint32_t page_i)
-{
-    return b->info->pool_base + (size_t)engine_seq_page(seq, page_i) * b->info->page_bytes;
-}
-
 static enum status make_row(struct bench *b, uint32_t row_i, const void *tail, size_t tail_bytes)
 {
     struct engine_row *row = &b->rows[row_i];
@@ -109,7 +104,8 @@ static enum status make_row(struct bench *b, uint32_t row_i, const void *tail, s
     uint32_t n_full = b->context / PAGE_TOKENS, n_pages = engine_pages_for(b->engine, b->context);
     for (uint32_t i = 0; i < n_pages && !status; i++) {
         uint32_t from = b->n_pattern == b->context ? i : (i < n_full ? 0 : 1);
-        memcpy(page_of(b, row->seq, i), page_of(b, b->pattern, from), b->info->page_bytes);
+        status = engine_page_copy(b->engine, engine_seq_page(row->seq, i),
+                                  engine_seq_page(b->pattern, from));
     }
     return status ? status : engine_tail_read(b->engine, row->seq, b->context, tail, tail_bytes);
 }

@@ -166,11 +166,12 @@ static void sim_slot_reset(struct engine *engine, struct engine_seq *seq)
     sim->prefixes[seq->slot] = SIM_PREFIX_START;
 }
 
-static void sim_slot_copy(struct engine *engine, struct engine_seq *dst,
-                          const struct engine_seq *src)
+static enum status sim_slot_copy(struct engine *engine, struct engine_seq *dst,
+                                 const struct engine_seq *src)
 {
     struct sim *sim = engine->impl;
     sim->prefixes[dst->slot] = sim->prefixes[src->slot];
+    return STATUS_OK;
 }
 
 /* The token after the sequence as it stands, `n_generated` having been generated before it. */

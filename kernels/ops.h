@@ -47,6 +47,7 @@
 #include "base/made.h"
 #include "base/status.h"
 #include "kernels/formats.h"
+#include "kernels/parcel.h"
 
 enum { OPS_HC = 4, OPS_HC_OUT = 24, OPS_SPARSE_RATIO = 4, OPS_STATE_RING = 16 };
 
@@ -216,6 +217,7 @@ struct ops_device;
 struct ops {
     const char *name; /* "cpu" */
     bool makes;       /* pack takes a source that has no data, but says how to make it */
+    bool own_memory;  /* what alloc gives is not the host's to read and write */
 
     enum status (*open)(const struct ops_dims *dims, const struct ops_limits *limits,
                         struct ops_device **ret_device, struct error *err);
@@ -233,13 +235,28 @@ struct ops {
      * there after wait. UNSUPPORTED, EXHAUSTED. */
     must_check enum status (*share)(struct ops_device *device, void *memory, size_t bytes,
                                     struct error *err);
+    /* The end of that: nothing of the device uses the memory any more. */
+    void (*unshare)(struct ops_device *device, void *memory);
     /* Copies between host memory and the device's, in the order of the calls. `write` has read its
-     * source when it returns; what `read` asks for is there after wait. */
+     * source when it returns; what `read` asks for is there after wait, and ret_data may be the
+     * device's too. */
     void (*write)(struct ops_device *device, void *memory, const void *data, size_t bytes);
     void (*read)(struct ops_device *device, void *ret_data, const void *memory, size_t bytes);
     /* Until all that was asked for is done. SYSTEM, now and ever after: something failed since
      * open, and err has the first that did; no result since then may be used. */
     must_check enum status (*wait)(struct ops_device *device, struct error *err);
+
+    /* --- beside the operations: on any thread, of memory that no operation under way uses, and
+     * done when they return. SYSTEM: the device failed. */
+
+    /* A copy between any two of host memory and the device's. */
+    must_check enum status (*move)(struct ops_device *device, void *dst, const void *src,
+                                   size_t bytes, struct error *err);
+    /* Copies the pieces of a parcel from host memory, fastest from what is shared, into the
+     * device's memory, and sums the words as they lie there: see kernels/parcel.h. */
+    must_check enum status (*accept)(struct ops_device *device, const struct parcel_key *key,
+                                     const struct parcel_piece *pieces, uint32_t n,
+                                     struct parcel_sum *ret_sum, struct error *err);
 
     /* First of a call: whatever depends on positions alone, and the rows for a device that can't
      * read the host's memory. The rows of the operations that follow are these. */

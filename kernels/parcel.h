@@ -31,6 +31,13 @@ struct parcel_sum {
     uint64_t lane[2];
 };
 
+/* One of the runs of bytes that a parcel is made of, and where it is to lie. */
+struct parcel_piece {
+    void *dst;
+    const void *src;
+    size_t bytes; /* a multiple of 8, as both addresses are */
+};
+
 /* Keys of one parcel of one transfer. */
 void parcel_key_make(struct parcel_key *ret_key, uint64_t transfer_id, uint32_t parcel_seq);
 /* Copies `bytes` (a multiple of 8) from src to dst and adds the words *as written to dst* to `sum`;

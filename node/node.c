@@ -553,6 +553,7 @@ static enum status open_engine(struct node *node, struct error *err)
 {
     struct engine_options options;
     node_engine_options(node->config.options, &options);
+    options.sends = node->config.role == BATON__ROLE__ROLE_PREFILL;
     if (strcmp(options.kind, "model") == 0 && !options.model_dir) {
         return error_set(
             err, STATUS_INVALID,

@@ -35,7 +35,7 @@ struct parcel {
     uint32_t slots[MAX_PARCEL_PAGES];
     uint64_t offset, bytes, checksum; /* offset: in each page, or in the tail */
     uint32_t n_pieces;
-    struct accept_piece pieces[MAX_PARCEL_PAGES];
+    struct parcel_piece pieces[MAX_PARCEL_PAGES];
 };
 
 struct run {

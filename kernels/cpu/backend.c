@@ -96,6 +96,31 @@ static void cpu_read(struct ops_device *dev, void *ret_data, const void *memory,
     memcpy(ret_data, memory, bytes);
 }
 
+static void cpu_unshare(struct ops_device *dev, void *memory)
+{
+}
+
+static enum status cpu_move(struct ops_device *dev, void *dst, const void *src, size_t bytes,
+                            struct error *err)
+{
+    memcpy(dst, src, bytes);
+    return STATUS_OK;
+}
+
+static enum status cpu_accept(struct ops_device *dev, const struct parcel_key *key,
+                              const struct parcel_piece *pieces, uint32_t n,
+                              struct parcel_sum *ret_sum, struct error *err)
+{
+    struct parcel_sum sum = {{0, 0}};
+    uint64_t words = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        parcel_copy_sum(key, &sum, pieces[i].dst, pieces[i].src, pieces[i].bytes, words);
+        words += pieces[i].bytes / 8;
+    }
+    *ret_sum = sum;
+    return STATUS_OK;
+}
+
 /* Nothing of this backend can fail once it is open. */
 static enum status cpu_wait(struct ops_device *dev, struct error *err)
 {
@@ -205,9 +230,12 @@ const struct ops ops_cpu = {
     .pack = cpu_pack,
     .upload = cpu_upload,
     .share = cpu_share,
+    .unshare = cpu_unshare,
     .write = cpu_write,
     .read = cpu_read,
     .wait = cpu_wait,
+    .move = cpu_move,
+    .accept = cpu_accept,
     .begin = cpu_begin,
     .embed = cpu_embed,
     .mhc_pre = cpu_mhc_pre,

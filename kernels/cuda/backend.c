@@ -140,6 +140,31 @@ static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes
     return STATUS_OK;
 }
 
+static void cuda_unshare(struct ops_device *dev, void *memory)
+{
+    enter(dev);
+    for (struct cuda_memory **at = &dev->shared; *at; at = &(*at)->next) {
+        struct cuda_memory *item = *at;
+        if (item->data == memory) {
+            (void)kept(dev, cudaHostUnregister(memory), "giving host memory back");
+            *at = item->next;
+            mem_free(item);
+            return;
+        }
+    }
+}
+
+bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes)
+{
+    const char *first = memory;
+    for (const struct cuda_memory *item = dev->shared; item; item = item->next) {
+        if (first >= item->data && first + bytes <= item->data + item->bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static size_t cuda_allocated(const struct ops_device *dev)
 {
     return dev->allocated;
@@ -163,6 +188,7 @@ static void plan_close(struct ops_device *dev)
         mem_free(block);
     }
     mem_free(dev->staging);
+    cuda_beside_free(dev->beside);
     mem_free(dev);
 }
 
@@ -190,6 +216,7 @@ static void cuda_close(struct ops_device *dev)
         }
         mem_free(dev->staging);
     }
+    cuda_beside_free(dev->beside);
     while (dev->shared) {
         struct cuda_memory *item = dev->shared;
         dev->shared = item->next;
@@ -370,8 +397,8 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
     uint32_t n_heavy = limits->heavy_ratio ? limits->n_tokens / limits->heavy_ratio + 1 : 0;
     uint32_t n_chosen = dims->index_topk < dev->max_entries ? dims->index_topk : dev->max_entries;
     dev->max_attended = dims->window + (n_heavy > n_chosen ? n_heavy : n_chosen);
-    if (limits->only_plan) {
-        (void)(make_staging(dev) && make_scratch(dev)); /* what counts can't fail */
+    if (limits->only_plan) { /* what counts can't fail */
+        (void)(make_staging(dev) && make_scratch(dev) && cuda_beside_make(dev));
         *ret_device = dev;
         return STATUS_OK;
     }
@@ -381,7 +408,7 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
         kept(dev,
              cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, (int)limits->device_i),
              "its number of multiprocessors") &&
-        !(make_staging(dev) && make_scratch(dev))) {
+        !(make_staging(dev) && make_scratch(dev) && cuda_beside_make(dev))) {
         size_t free_bytes = 0, all_bytes = 0;
         (void)cudaMemGetInfo(&free_bytes, &all_bytes);
         cuda_failed(dev, STATUS_EXHAUSTED,
@@ -463,6 +490,7 @@ static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
 const struct ops ops_cuda = {
     .name = "cuda",
     .makes = true,
+    .own_memory = true,
     .open = cuda_open,
     .close = cuda_close,
     .alloc = cuda_alloc,
@@ -470,9 +498,12 @@ const struct ops ops_cuda = {
     .pack = cuda_pack,
     .upload = cuda_upload,
     .share = cuda_share,
+    .unshare = cuda_unshare,
     .write = cuda_write,
     .read = cuda_read,
     .wait = cuda_wait,
+    .move = cuda_move,
+    .accept = cuda_accept,
     .begin = cuda_begin,
     .embed = cuda_embed,
     .mhc_pre = cuda_mhc_pre,

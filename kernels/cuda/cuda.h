@@ -53,6 +53,7 @@ enum cuda_form {
 
 struct cuda_memory;
 struct cuda_staging;
+struct cuda_beside;
 
 struct ops_device {
     struct ops_dims d;
@@ -68,6 +69,7 @@ struct ops_device {
     uint64_t n_launches; /* kernels since open */
     cudaEvent_t *marks;  /* OPS_MAX_MARKS, once there is one: measure.c */
     struct cuda_staging *staging;
+    struct cuda_beside *beside;
     /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */
     struct ops_rows rows;
     float *freqs[2]; /* [rope_dim / 2]: window-only layers, the others */
@@ -101,6 +103,19 @@ void cuda_failed(struct ops_device *dev, enum status status, const char *format,
     PRINTF_LIKE(3, 4);
 /* n * m floats or words of device memory, for `open`; *ok becomes false when there are none. */
 void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
+
+/* Whether all of it is registered host memory, at an address that the device may use. */
+bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes);
+
+/* --- beside.c */
+/* From `open`: false when out of memory. The second takes NULL too. */
+bool cuda_beside_make(struct ops_device *dev);
+void cuda_beside_free(struct cuda_beside *beside);
+enum status cuda_move(struct ops_device *dev, void *dst, const void *src, size_t bytes,
+                      struct error *err);
+enum status cuda_accept(struct ops_device *dev, const struct parcel_key *key,
+                        const struct parcel_piece *pieces, uint32_t n, struct parcel_sum *ret_sum,
+                        struct error *err);
 
 /* --- pack.c */
 /* Bytes of the packed matrix, and its form. */

@@ -26,6 +26,20 @@ __device__ __forceinline__ void add_word(const parcel_key &key, uint32_t lo, uin
     }
 }
 
+/* A piece that does not lie on 16 bytes at both ends. */
+__device__ void copy_sum_words(const parcel_key &key, const parcel_piece_device &piece,
+                               uint64_t stride, uint64_t lane[2])
+{
+    const uint2 *src = static_cast<const uint2 *>(piece.src);
+    uint2 *dst = static_cast<uint2 *>(piece.dst);
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < piece.bytes / 8;
+         i += stride) {
+        uint2 word = src[i];
+        dst[i] = word;
+        add_word(key, word.x, word.y, (uint32_t)(piece.first_word + i), lane);
+    }
+}
+
 __global__ void __launch_bounds__(THREADS)
     copy_sum_kernel(parcel_key key, const parcel_piece_device *pieces, uint32_t n_pieces,
                     unsigned long long *sums)
@@ -34,6 +48,10 @@ __global__ void __launch_bounds__(THREADS)
     const uint64_t stride = (uint64_t)gridDim.x * THREADS;
     for (uint32_t p = 0; p < n_pieces; p++) {
         const parcel_piece_device piece = pieces[p];
+        if (((uintptr_t)piece.src | (uintptr_t)piece.dst | piece.bytes) % 16 != 0) {
+            copy_sum_words(key, piece, stride, lane);
+            continue;
+        }
         const uint4 *src = static_cast<const uint4 *>(piece.src);
         uint4 *dst = static_cast<uint4 *>(piece.dst);
         const uint64_t n_quads = piece.bytes / 16;

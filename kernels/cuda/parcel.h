@@ -18,8 +18,8 @@ extern "C" {
 
 struct parcel_piece_device {
     void *dst;
-    const void *src;
-    uint64_t bytes; /* a multiple of 16; both pointers 16-byte aligned */
+    const void *src; /* may be dst: then it is summed where it lies */
+    uint64_t bytes;  /* a multiple of 8, as the addresses are; of 16, and all three: faster */
     uint64_t first_word;
 };
 

@@ -20,7 +20,7 @@ static const char *flash;
 #endif
 
 struct taken {
-    uint64_t device, slots, pages;
+    uint64_t device, slots, pages, empty, image, copies;
 };
 
 static void note_taken(void *cookie, const char *item, size_t bytes)
@@ -30,6 +30,12 @@ static void note_taken(void *cookie, const char *item, size_t bytes)
         t->pages += bytes;
     } else if (strcmp(item, "windows") == 0 || strcmp(item, "states") == 0) {
         t->slots += bytes;
+    } else if (strcmp(item, "empty slot") == 0) {
+        t->empty += bytes;
+    } else if (strcmp(item, "slot image") == 0) {
+        t->image += bytes;
+    } else if (strcmp(item, "page copies") == 0) {
+        t->copies += bytes;
     } else {
         t->device += bytes;
     }
@@ -51,7 +57,7 @@ static void same_as_taken(const struct engine_options *options)
     struct engine_memory memory;
     struct engine *engine;
     struct error err = {""};
-    struct taken taken = {0, 0, 0};
+    struct taken taken = {0};
     if (engine_memory_plan(options, &memory, &err) || engine_open(options, NULL, &engine, &err)) {
         fail_msg("%s", err.text);
     }
@@ -66,6 +72,19 @@ static void same_as_taken(const struct engine_options *options)
                          (info->max_batch_rows + 1ull) * info->vocab_size * sizeof(float));
     }
     assert_int_equal(planned(&memory, "pages"), taken.pages);
+    if (options->apart) {
+        assert_int_equal(planned(&memory, "empty slot"), taken.empty);
+        assert_int_equal(planned(&memory, "slot image"), taken.image);
+        assert_true(taken.empty > 0 && taken.image >= taken.empty);
+    } else {
+        assert_int_equal(taken.empty + taken.image, 0);
+    }
+    if (options->apart && options->sends) {
+        assert_int_equal(planned(&memory, "page copies"), taken.copies);
+        assert_int_equal(taken.copies, taken.pages);
+    } else {
+        assert_int_equal(taken.copies, 0);
+    }
     assert_int_equal(memory.page_bytes, info->page_bytes);
     assert_int_equal(memory.tail_bytes, info->tail_bytes);
     engine_close(engine);
@@ -84,6 +103,15 @@ static void test_planned_is_taken(void **state)
     o.n_pages = 7;
     o.max_chunk_tokens = 100;
     same_as_taken(&o);
+    o.device = "cpu";
+    o.sends = true;
+    same_as_taken(&o);
+    o.apart = true;
+    same_as_taken(&o);
+    o.sends = false;
+    same_as_taken(&o);
+    o.apart = false;
+    o.device = "cpu:2";
     o.max_batch_rows = 40; /* more than sequences, and with a chunk of fewer rows */
     o.max_chunk_tokens = 30;
     o.exact = true;

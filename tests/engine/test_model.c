@@ -1,8 +1,10 @@
-/* test_model GOLDEN MODEL: the whole graph through engine.h.
+/* test_model GOLDEN MODEL [apart | cuda:0]: the whole graph through engine.h.
  *
  * Against logits of HF transformers and of the quantised reference (tests/golden, made by
  * tests/oracle/make_golden.py), and bit for bit against itself: chunkings, batches, threads, forks,
- * and a hand-off in the middle, which must all be as if nothing had happened.
+ * and a hand-off in the middle, which must all be as if nothing had happened. The same with pages
+ * and slots in memory apart from the host's, as if the CPU's were, and on a GPU (77 without one),
+ * whose bits are the CPU's.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -17,19 +19,27 @@
 
 #include "base/json.h"
 #include "base/mem.h"
+#include "engine/accept.h"
 #include "engine/engine.h"
+#include "engine/kernels.h"
+#include "kernels/registry.h"
 
 enum { CONTEXT = 512, MAX_VOCAB = 8192 };
 
 static const char *golden, *tiny;
+static const char *tested = "cpu"; /* the device */
+static bool is_apart;
 
 static struct engine *open_engine(const char *dir, bool exact, const char *device, uint32_t threads)
 {
+    bool apart = is_apart && strcmp(device, "cpu") == 0;
     struct engine_options options = {.kind = "model",
                                      .model_dir = dir,
                                      .device = device,
                                      .exact = exact,
                                      .n_threads = threads,
+                                     .apart = apart,
+                                     .sends = true,
                                      .max_sequences = 6,
                                      .n_pages = 12,
                                      .max_context_tokens = CONTEXT,
@@ -71,6 +81,16 @@ static void step(struct engine *engine, struct engine_seq *seq, uint32_t token, 
 {
     struct engine_row row = {.seq = seq, .token = token, .logits = ret_logits};
     assert_int_equal(engine_step(engine, &row, 1), STATUS_OK);
+}
+
+/* The page as it lies where it was computed, which is also what is there to be sent. */
+static void read_page(struct engine *engine, const struct engine_seq *seq, uint32_t page_i,
+                      uint8_t *ret_bytes)
+{
+    const struct engine_info *info = engine_info(engine);
+    uint32_t page = engine_seq_page(seq, page_i);
+    assert_int_equal(engine_page_read(engine, page, ret_bytes), STATUS_OK);
+    assert_memory_equal(ret_bytes, info->pool_base + page * info->page_bytes, info->page_bytes);
 }
 
 static void random_ids(uint32_t *ids, uint32_t n, uint32_t vocab, unsigned seed)
@@ -132,7 +152,7 @@ static void test_exact_golden(void **state)
     char dir[512];
     snprintf(dir, sizeof(dir), "%s/toy", golden);
     struct vectors v = load_vectors("toy");
-    static const char *const devices[] = {"cpu", "cpu:2"};
+    const char *const devices[] = {tested, "cpu:2"};
     for (int k = 0; k < 2; k++) {
         struct engine *engine = open_engine(dir, true, devices[k], 2);
         float logits[MAX_VOCAB];
@@ -158,7 +178,7 @@ static void test_quantised_golden(void **state)
     char dir[512];
     snprintf(dir, sizeof(dir), "%s/toy_fp8", golden);
     struct vectors v = load_vectors("toy_fp8");
-    struct engine *engine = open_engine(dir, false, "cpu", 2);
+    struct engine *engine = open_engine(dir, false, tested, 2);
     size_t n_rows = json_array_n(json_get(v.root, "rows")), n_exact = 0, row_i = 0;
     float logits[MAX_VOCAB];
     struct engine_seq *seq = new_seq(engine, v.n);
@@ -190,12 +210,13 @@ static void test_quantised_golden(void **state)
 
 static void check_chunks(const char *dir, bool exact, uint32_t n, unsigned n_cuts)
 {
-    struct engine *engine = open_engine(dir, exact, "cpu", 2);
+    struct engine *engine = open_engine(dir, exact, tested, 2);
     struct engine *single = open_engine(dir, exact, "cpu", 1);
     const struct engine_info *info = engine_info(engine);
     size_t bytes = info->vocab_size * sizeof(float);
     float *want = mem_alloc(bytes), *got = mem_alloc(bytes);
     uint8_t *tail = mem_alloc(info->tail_bytes), *tail2 = mem_alloc(info->tail_bytes);
+    uint8_t *page = mem_alloc(info->page_bytes), *page2 = mem_alloc(info->page_bytes);
     uint32_t ids[CONTEXT];
     random_ids(ids, n, info->vocab_size, 1);
     struct engine_seq *whole = new_seq(engine, n);
@@ -210,14 +231,14 @@ static void check_chunks(const char *dir, bool exact, uint32_t n, unsigned n_cut
         assert_int_equal(engine_tail_write(other, seq, tail2, info->tail_bytes), STATUS_OK);
         assert_memory_equal(tail2, tail, engine_tail_bytes(engine, n));
         for (uint32_t p = 0; p < engine_seq_n_pages(seq); p++) {
-            assert_memory_equal(
-                engine_info(other)->pool_base + engine_seq_page(seq, p) * info->page_bytes,
-                info->pool_base + engine_seq_page(whole, p) * info->page_bytes, info->page_bytes);
+            read_page(other, seq, p, page2);
+            read_page(engine, whole, p, page);
+            assert_memory_equal(page2, page, info->page_bytes);
         }
         engine_seq_free(seq);
     }
     engine_seq_free(whole);
-    void *all[] = {want, got, tail, tail2};
+    void *all[] = {want, got, tail, tail2, page, page2};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         mem_free(all[i]);
     }
@@ -236,7 +257,7 @@ static void test_chunks(void **state)
 /* Steps of one sequence are the rows of a prompt; rows of a batch do not see each other. */
 static void test_batch(void **state)
 {
-    struct engine *engine = open_engine(tiny, false, "cpu", 2);
+    struct engine *engine = open_engine(tiny, false, tested, 2);
     uint32_t vocab = engine_info(engine)->vocab_size, ids[5][CONTEXT],
              lengths[5] = {3, 124, 1, 9, 20};
     size_t bytes = vocab * sizeof(float);
@@ -268,11 +289,47 @@ static void test_batch(void **state)
     engine_close(engine);
 }
 
-/* After n tokens the sequence moves to another engine through page images and a tail image. */
-static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths, size_t n_lengths)
+/* The pages of n tokens as one parcel, in pieces that part each page where it is no multiple of 16:
+ * damaged first, which must be noticed, then as they are. */
+static void accept_pages(struct engine *to, const struct engine_seq *b, struct engine *from,
+                         const struct engine_seq *a, uint32_t n, uint64_t transfer)
 {
-    struct engine *from = open_engine(dir, exact, "cpu", 2);
-    struct engine *to = open_engine(dir, exact, "cpu", 1);
+    const struct engine_info *info = engine_info(from);
+    uint32_t n_pages = engine_pages_for(from, n);
+    size_t cut = transfer % 2 ? info->page_bytes / 3 / 8 * 8 : info->page_bytes / 2;
+    uint8_t *landed = mem_alloc(n_pages * info->page_bytes);
+    struct parcel_piece *pieces = mem_array(2 * (size_t)n_pages, sizeof(*pieces));
+    struct error err;
+    bool shared = transfer % 3 != 0;
+    assert_true(!shared || !engine_share(to, landed, n_pages * info->page_bytes, &err));
+    for (uint32_t p = 0; p < n_pages; p++) {
+        uint8_t *src = landed + p * info->page_bytes;
+        uint8_t *dst = engine_page_address(to, engine_seq_page(b, p));
+        memcpy(src, info->pool_base + engine_seq_page(a, p) * info->page_bytes, info->page_bytes);
+        pieces[2 * p] = (struct parcel_piece){dst, src, cut};
+        pieces[2 * p + 1] = (struct parcel_piece){dst + cut, src + cut, info->page_bytes - cut};
+    }
+    uint64_t sum = accept_parcel_checksum(transfer, 5, pieces, 2 * n_pages);
+    landed[cut + 3] ^= 1;
+    assert_int_equal(engine_accept_parcel(to, transfer, 5, pieces, 2 * n_pages, sum),
+                     STATUS_CHECKSUM);
+    landed[cut + 3] ^= 1;
+    assert_int_equal(engine_accept_parcel(to, transfer, 6, pieces, 2 * n_pages, sum),
+                     STATUS_CHECKSUM);
+    assert_int_equal(engine_accept_parcel(to, transfer, 5, pieces, 2 * n_pages, sum), STATUS_OK);
+    if (shared) {
+        engine_unshare(to, landed);
+    }
+    mem_free(pieces);
+    mem_free(landed);
+}
+
+/* After n tokens the sequence moves to another engine through page images and a tail image. */
+static void check_hand_off_between(const char *dir, bool exact, const char *device_from,
+                                   const char *device_to, const uint32_t *lengths, size_t n_lengths)
+{
+    struct engine *from = open_engine(dir, exact, device_from, 2);
+    struct engine *to = open_engine(dir, exact, device_to, 1);
     const struct engine_info *info = engine_info(from);
     assert_memory_equal(info->fingerprint, engine_info(to)->fingerprint, ENGINE_FINGERPRINT_BYTES);
     size_t bytes = info->vocab_size * sizeof(float);
@@ -286,11 +343,7 @@ static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths,
         prefill(from, a, ids, n, 200, 0, want);
         memset(tail, 0xa5, info->tail_bytes);
         assert_int_equal(engine_tail_write(from, a, tail, info->tail_bytes), STATUS_OK);
-        for (uint32_t p = 0; p < engine_pages_for(from, n); p++) {
-            uint8_t *page = engine_info(to)->pool_base + engine_seq_page(b, p) * info->page_bytes;
-            memcpy(page, info->pool_base + engine_seq_page(a, p) * info->page_bytes,
-                   info->page_bytes);
-        }
+        accept_pages(to, b, from, a, n, 1000 + k);
         assert_int_equal(engine_tail_read(to, b, n, tail, engine_tail_bytes(from, n)), STATUS_OK);
         assert_int_equal(engine_seq_n_tokens(b), n);
         for (uint32_t i = 0; i < 6; i++) {
@@ -308,6 +361,15 @@ static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths,
     engine_close(to);
 }
 
+static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths, size_t n_lengths)
+{
+    check_hand_off_between(dir, exact, tested, tested, lengths, n_lengths);
+    if (strcmp(tested, "cpu") != 0) {
+        check_hand_off_between(dir, exact, tested, "cpu", lengths, n_lengths);
+        check_hand_off_between(dir, exact, "cpu", tested, lengths, n_lengths);
+    }
+}
+
 static void test_hand_off(void **state)
 {
     static const uint32_t lengths[] = {1, 2, 37, 128, 255, 256, 258, 387};
@@ -322,7 +384,7 @@ static void test_fork_and_draw(void **state)
 {
     char dir[512];
     snprintf(dir, sizeof(dir), "%s/toy", golden);
-    struct engine *engine = open_engine(dir, true, "cpu", 2);
+    struct engine *engine = open_engine(dir, true, tested, 2);
     uint32_t vocab = engine_info(engine)->vocab_size, ids[CONTEXT], n = 261;
     float *logits = mem_alloc(vocab * sizeof(float)), *other = mem_alloc(vocab * sizeof(float));
     random_ids(ids, CONTEXT, vocab, 4);
@@ -386,7 +448,7 @@ static void pieces_ready(void *cookie, size_t page_bytes)
  * yet. The chunk completes one page that an earlier one began, and one of its own. */
 static void test_pieces(void **state)
 {
-    struct engine *engine = open_engine(tiny, false, "cpu", 1);
+    struct engine *engine = open_engine(tiny, false, tested, 1);
     const struct engine_info *info = engine_info(engine);
     uint32_t n = 2 * info->page_tokens, n_before = 250;
     struct engine_seq *seq = new_seq(engine, n);
@@ -398,7 +460,12 @@ static void test_pieces(void **state)
     assert_int_equal(engine_prefill(engine, seq, ids + n_before, n - n_before, NULL, NULL, &pieces),
                      STATUS_OK);
     assert_in_range(seen.n, 1, 4);
-    uint8_t *whole = pages_copy(&seen);
+    uint8_t *whole = pages_copy(&seen), *page = mem_alloc(info->page_bytes);
+    for (uint32_t p = 0; p < seen.n_pages; p++) {
+        read_page(engine, seq, p, page);
+        assert_memory_equal(whole + p * info->page_bytes, page, info->page_bytes);
+    }
+    mem_free(page);
     size_t page_bytes = info->page_bytes;
     for (uint32_t k = 0; k < seen.n; k++) {
         size_t before = k ? seen.bytes[k - 1] : 0;
@@ -419,7 +486,7 @@ static void test_pieces(void **state)
 
 static void test_cancel(void **state)
 {
-    struct engine *engine = open_engine(tiny, false, "cpu", 1);
+    struct engine *engine = open_engine(tiny, false, tested, 1);
     struct engine_seq *seq = new_seq(engine, 4);
     _Atomic bool cancel = true;
     uint32_t ids[4] = {1, 2, 3, 4};
@@ -448,18 +515,109 @@ static void test_refusals(void **state)
     assert_int_equal(engine_open(&options, NULL, &engine, &err), STATUS_NOT_FOUND);
 }
 
+/* A slot that another sequence had is one at 0 tokens again, and pages that it had are no one's. */
+static void test_reuse(void **state)
+{
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/toy", golden);
+    struct engine *engine = open_engine(dir, true, tested, 2);
+    uint32_t vocab = engine_info(engine)->vocab_size, ids[CONTEXT], n = 270;
+    size_t bytes = vocab * sizeof(float);
+    float *want = mem_alloc(bytes), *got = mem_alloc(bytes);
+    random_ids(ids, CONTEXT, vocab, 9);
+    struct engine_seq *seq = new_seq(engine, n);
+    prefill(engine, seq, ids, n, 0, 5, want);
+    engine_seq_free(seq);
+    for (uint32_t i = 0; i < 8; i++) { /* more than there are slots */
+        seq = new_seq(engine, CONTEXT);
+        prefill(engine, seq, ids + i, 1 + 40 * i, 200, 0, got);
+        engine_seq_free(seq);
+    }
+    struct engine_seq *others[5];
+    for (int i = 0; i < 5; i++) {
+        others[i] = new_seq(engine, 3);
+        prefill(engine, others[i], ids, 3, 0, 1, got);
+    }
+    seq = new_seq(engine, n); /* the slot that is left; begun by steps */
+    for (uint32_t i = 0; i < n; i++) {
+        step(engine, seq, ids[i], got);
+    }
+    assert_memory_equal(got, want, bytes);
+    engine_seq_free(seq);
+    for (int i = 0; i < 5; i++) {
+        engine_seq_free(others[i]);
+    }
+    mem_free(want);
+    mem_free(got);
+    engine_close(engine);
+}
+
+/* Without `sends` there is nothing to send from apart, and all else goes on. */
+static void test_nothing_sent(void **state)
+{
+    char dir[512];
+    snprintf(dir, sizeof(dir), "%s/toy", golden);
+    struct engine_options options = {.kind = "model",
+                                     .model_dir = dir,
+                                     .exact = true,
+                                     .device = tested,
+                                     .apart = is_apart,
+                                     .n_pages = 2,
+                                     .max_context_tokens = CONTEXT,
+                                     .max_chunk_tokens = 300};
+    struct engine *engine;
+    struct error err;
+    assert_int_equal(engine_open(&options, NULL, &engine, &err), STATUS_OK);
+    const struct engine_info *info = engine_info(engine);
+    bool apart = is_apart || strncmp(tested, "cuda", 4) == 0;
+    assert_true(apart == (info->pool_base == NULL));
+    struct engine_seq *seq = new_seq(engine, 258);
+    uint32_t ids[258];
+    uint8_t *tail = mem_alloc(info->tail_bytes), *page = mem_alloc(info->page_bytes);
+    random_ids(ids, 258, info->vocab_size, 8);
+    assert_int_equal(engine_prefill(engine, seq, ids, 258, NULL, NULL, NULL), STATUS_OK);
+    assert_int_equal(engine_tail_write(engine, seq, tail, info->tail_bytes), STATUS_OK);
+    assert_int_equal(engine_page_read(engine, engine_seq_page(seq, 1), page), STATUS_OK);
+    mem_free(tail);
+    mem_free(page);
+    engine_seq_free(seq);
+    engine_close(engine);
+}
+
+/* A GPU serves with its reference variants, where they are allowed. */
+static bool have_device(void)
+{
+    struct registry_choice choice;
+    struct error err;
+    static const char *all[] = {"all"};
+    if (strcmp(tested, "cpu") == 0) {
+        return true;
+    }
+    if (registry_find(tested, &choice, &err)) {
+        printf("skipped: %s\n", err.text);
+        return false;
+    }
+    return engine_kernels_wish(NULL, 0, (char *const *)(uintptr_t)all, 1, &err) == STATUS_OK;
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
+    if (argc < 3 || argc > 4) {
         return 2;
     }
     golden = argv[1];
     tiny = argv[2];
+    is_apart = argc == 4 && strcmp(argv[3], "apart") == 0;
+    tested = argc == 4 && !is_apart ? argv[3] : "cpu";
+    if (!have_device()) {
+        return 77;
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact_golden), cmocka_unit_test(test_quantised_golden),
         cmocka_unit_test(test_chunks),       cmocka_unit_test(test_batch),
         cmocka_unit_test(test_hand_off),     cmocka_unit_test(test_fork_and_draw),
         cmocka_unit_test(test_pieces),       cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_reuse),        cmocka_unit_test(test_nothing_sent),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -225,7 +225,7 @@ static void say_parcel(struct bytes *in, bool tail)
     size_t from_byte = !tail && half == 2 ? PAGE_BYTES / 2 : 0;
     size_t piece_bytes = !tail && half ? PAGE_BYTES / 2 : PAGE_BYTES;
     uint32_t runs[34];
-    struct accept_piece pieces[16];
+    struct parcel_piece pieces[16];
     Baton__FromPrefill__Parcel parcel = BATON__FROM_PREFILL__PARCEL__INIT;
     Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
     for (uint32_t i = 0; i < n; i++) {

@@ -136,7 +136,7 @@ static void say_drained(struct fake *fake)
 static void parcel_right(struct fake *fake, Baton__FromPrefill__Parcel *parcel, uint32_t seq,
                          int64_t first, uint32_t n, uint32_t *runs)
 {
-    struct accept_piece pieces[MAX_SLOTS];
+    struct parcel_piece pieces[MAX_SLOTS];
     uint32_t n_slots = first < 0 ? (TAIL_BYTES + PAGE_BYTES - 1) / PAGE_BYTES : n;
     uint32_t from = first < 0 ? fake->n_pages : (uint32_t)first;
     size_t left = first < 0 ? TAIL_BYTES : n * (size_t)PAGE_BYTES;
@@ -164,7 +164,7 @@ static void parcel_right(struct fake *fake, Baton__FromPrefill__Parcel *parcel, 
 /* Of each page only the first half. */
 static void parcel_halve(struct fake *fake, Baton__FromPrefill__Parcel *parcel)
 {
-    struct accept_piece pieces[MAX_SLOTS];
+    struct parcel_piece pieces[MAX_SLOTS];
     for (uint32_t i = 0; i < parcel->n_pages; i++) {
         pieces[i].src = memory + (size_t)(parcel->first_page + i) * PAGE_BYTES;
         pieces[i].bytes = PAGE_BYTES / 2;

@@ -1,0 +1,295 @@
+/* See store.h. A slot or a page that the host has to read or write apart is made in `image`, which
+ * is pinned, and travels whole: one copy each for window and state, where the spans of a tail would
+ * be thousands. Whoever fills it holds its lock until it has travelled. */
+#include "engine/store.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/accept.h"
+
+static const struct ops *ops_of(const struct store *s)
+{
+    return s->forward->ops;
+}
+
+/* Of a group in one host memory any does; memory of its own has one device. */
+static struct ops_device *device_of(const struct store *s)
+{
+    return s->forward->ranks[0].device;
+}
+
+static uint8_t *window_of(const struct store *s, uint32_t slot)
+{
+    return s->windows + (size_t)slot * s->layout->window_bytes;
+}
+
+static uint8_t *state_of(const struct store *s, uint32_t slot)
+{
+    return s->states + (size_t)slot * s->layout->state_bytes;
+}
+
+uint8_t *store_page(const struct store *s, uint32_t page)
+{
+    return s->pool + (size_t)page * s->layout->page_bytes;
+}
+
+static size_t slot_bytes(const struct layout *layout)
+{
+    return layout->window_bytes + layout->state_bytes;
+}
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + LAYOUT_PAGE_ALIGN - 1) / LAYOUT_PAGE_ALIGN * LAYOUT_PAGE_ALIGN;
+}
+
+size_t store_image_bytes(const struct layout *layout)
+{
+    size_t slot = slot_bytes(layout);
+    return round_up(slot > layout->page_bytes ? slot : layout->page_bytes);
+}
+
+/* --- taking it */
+
+static enum status too_many(const char *what, uint32_t n, size_t each, const char *option,
+                            struct error *err)
+{
+    return error_set(err, STATUS_EXHAUSTED,
+                     "no memory for %" PRIu32 " %s of %zu bytes each: lower %s", n, what, each,
+                     option);
+}
+
+static enum status open_apart(struct store *s, struct error *err)
+{
+    const struct ops *ops = ops_of(s);
+    struct ops_device *device = device_of(s);
+    const struct layout *l = s->layout;
+    size_t n = (size_t)s->n_slots + 1;
+    if (s->forward->n_ranks > 1) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "groups of devices with memory of their own are not supported");
+    }
+    s->image = mem_try_aligned(LAYOUT_PAGE_ALIGN, store_image_bytes(l));
+    if (!s->image) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for the image of a sequence slot");
+    }
+    enum status status = ops->share(device, s->image, store_image_bytes(l), err);
+    if (status) {
+        return status;
+    }
+    s->windows = ops->alloc(device, n * l->window_bytes);
+    s->states = ops->alloc(device, n * l->state_bytes);
+    if (!s->windows || !s->states) {
+        return too_many("sequences", s->n_slots, slot_bytes(l), "--max-sequences", err);
+    }
+    s->pool = ops->alloc(device, s->n_pages * l->page_bytes);
+    if (!s->pool) {
+        return too_many("pages", s->n_pages, l->page_bytes, "--pages", err);
+    }
+    layout_state_reset(l, s->image);
+    ops->write(device, state_of(s, s->n_slots), s->image, l->state_bytes);
+    memset(s->image, 0, l->window_bytes);
+    ops->write(device, window_of(s, s->n_slots), s->image, l->window_bytes);
+    if (s->mirror) {
+        status = ops->share(device, s->mirror, s->n_pages * l->page_bytes, err);
+    }
+    return status ? status : forward_wait(s->forward, err);
+}
+
+static enum status open_shared(struct store *s, uint8_t *pool, struct error *err)
+{
+    const struct layout *l = s->layout;
+    size_t bytes;
+    bool ok = size_mul(s->n_slots, slot_bytes(l), &bytes) && bytes <= SIZE_MAX - LAYOUT_PAGE_ALIGN;
+    s->slots = ok ? mem_try_aligned(LAYOUT_PAGE_ALIGN, round_up(bytes)) : NULL;
+    if (!s->slots) {
+        return too_many("sequences", s->n_slots, slot_bytes(l), "--max-sequences", err);
+    }
+    s->pool = pool;
+    s->windows = s->slots;
+    s->states = s->slots + s->n_slots * l->window_bytes;
+    enum status status = forward_share(s->forward, s->slots, round_up(bytes), err);
+    return status ? status : forward_share(s->forward, pool, s->n_pages * l->page_bytes, err);
+}
+
+enum status store_open(struct store *s, struct forward *forward, const struct layout *layout,
+                       uint32_t n_pages, uint32_t n_slots, bool apart, uint8_t *pool,
+                       struct error *err)
+{
+    *s = (struct store){.forward = forward,
+                        .layout = layout,
+                        .n_pages = n_pages,
+                        .n_slots = n_slots,
+                        .apart = apart,
+                        .mirror = apart ? pool : NULL};
+    pthread_mutex_init(&s->image_lock, NULL);
+    enum status status = apart ? open_apart(s, err) : open_shared(s, pool, err);
+    forward->kv = (struct ops_kv){.pool = s->pool,
+                                  .page_bytes = layout->page_bytes,
+                                  .windows = s->windows,
+                                  .states = s->states,
+                                  .window_bytes = layout->window_bytes,
+                                  .state_bytes = layout->state_bytes};
+    return status;
+}
+
+void store_close(struct store *s)
+{
+    if (!s->forward) {
+        return;
+    }
+    mem_free(s->slots);
+    mem_free(s->image);
+    pthread_mutex_destroy(&s->image_lock);
+}
+
+size_t store_device_bytes(const struct store *s)
+{
+    size_t slots = ((size_t)s->n_slots + 1) * slot_bytes(s->layout);
+    return s->apart ? slots + (size_t)s->n_pages * s->layout->page_bytes : 0;
+}
+
+/* --- slots */
+
+void store_slot_reset(struct store *s, uint32_t slot)
+{
+    if (!s->apart) {
+        memset(window_of(s, slot), 0, s->layout->window_bytes);
+        layout_state_reset(s->layout, state_of(s, slot));
+        return;
+    }
+    ops_of(s)->read(device_of(s), window_of(s, slot), window_of(s, s->n_slots),
+                    s->layout->window_bytes);
+    ops_of(s)->read(device_of(s), state_of(s, slot), state_of(s, s->n_slots),
+                    s->layout->state_bytes);
+}
+
+/* A copy on any thread: of host memory without asking the device. */
+static enum status move(struct store *s, void *dst, const void *src, size_t bytes,
+                        struct error *err)
+{
+    if (!s->apart) {
+        memcpy(dst, src, bytes);
+        return STATUS_OK;
+    }
+    return ops_of(s)->move(device_of(s), dst, src, bytes, err);
+}
+
+enum status store_slot_copy(struct store *s, uint32_t dst, uint32_t src, struct error *err)
+{
+    enum status status =
+        move(s, window_of(s, dst), window_of(s, src), s->layout->window_bytes, err);
+    return status ? status
+                  : move(s, state_of(s, dst), state_of(s, src), s->layout->state_bytes, err);
+}
+
+enum status store_tail_read(struct store *s, uint32_t slot, uint32_t n_tokens, const uint8_t *src,
+                            struct error *err)
+{
+    const struct layout *l = s->layout;
+    if (!s->apart) {
+        layout_tail_read(l, n_tokens, src, window_of(s, slot), state_of(s, slot));
+        return STATUS_OK;
+    }
+    uint8_t *window = s->image, *state = s->image + l->window_bytes;
+    pthread_mutex_lock(&s->image_lock);
+    layout_tail_read(l, n_tokens, src, window, state);
+    enum status status = move(s, window_of(s, slot), window, l->window_bytes, err);
+    if (!status) {
+        status = move(s, state_of(s, slot), state, l->state_bytes, err);
+    }
+    pthread_mutex_unlock(&s->image_lock);
+    return status;
+}
+
+/* Trims the partial page where it lies, and in the mirror. */
+static enum status trim_apart(struct store *s, uint32_t n_tokens, uint32_t page, struct error *err)
+{
+    const struct layout *l = s->layout;
+    ops_of(s)->read(device_of(s), s->image, store_page(s, page), l->page_bytes);
+    enum status status = forward_wait(s->forward, err);
+    if (status) {
+        return status;
+    }
+    layout_page_trim(l, s->image, n_tokens / l->page_tokens, n_tokens);
+    if (s->mirror) {
+        memcpy(s->mirror + (size_t)page * l->page_bytes, s->image, l->page_bytes);
+    }
+    ops_of(s)->write(device_of(s), store_page(s, page), s->image, l->page_bytes);
+    return forward_wait(s->forward, err);
+}
+
+static enum status tail_write_apart(struct store *s, uint32_t slot, uint32_t n_tokens,
+                                    uint32_t page, uint8_t *dst, struct error *err)
+{
+    const struct layout *l = s->layout;
+    uint8_t *window = s->image, *state = s->image + l->window_bytes;
+    ops_of(s)->read(device_of(s), window, window_of(s, slot), l->window_bytes);
+    ops_of(s)->read(device_of(s), state, state_of(s, slot), l->state_bytes);
+    enum status status = forward_wait(s->forward, err);
+    if (status) {
+        return status;
+    }
+    layout_tail_write(l, window, state, n_tokens, dst);
+    return n_tokens % l->page_tokens ? trim_apart(s, n_tokens, page, err) : STATUS_OK;
+}
+
+enum status store_tail_write(struct store *s, uint32_t slot, uint32_t n_tokens, uint32_t page,
+                             uint8_t *dst, struct error *err)
+{
+    const struct layout *l = s->layout;
+    if (s->apart) {
+        pthread_mutex_lock(&s->image_lock);
+        enum status status = tail_write_apart(s, slot, n_tokens, page, dst, err);
+        pthread_mutex_unlock(&s->image_lock);
+        return status;
+    }
+    layout_tail_write(l, window_of(s, slot), state_of(s, slot), n_tokens, dst);
+    if (n_tokens % l->page_tokens) {
+        layout_page_trim(l, store_page(s, page), n_tokens / l->page_tokens, n_tokens);
+    }
+    return STATUS_OK;
+}
+
+/* --- pages */
+
+void store_mirror(struct store *s, uint32_t page, size_t from, size_t to)
+{
+    if (s->mirror && from < to) {
+        ops_of(s)->read(device_of(s), s->mirror + (size_t)page * s->layout->page_bytes + from,
+                        store_page(s, page) + from, to - from);
+    }
+}
+
+enum status store_page_copy(struct store *s, uint32_t dst, uint32_t src, struct error *err)
+{
+    return move(s, store_page(s, dst), store_page(s, src), s->layout->page_bytes, err);
+}
+
+enum status store_page_read(struct store *s, uint32_t page, uint8_t *dst, struct error *err)
+{
+    return move(s, dst, store_page(s, page), s->layout->page_bytes, err);
+}
+
+enum status store_accept(struct store *s, uint64_t transfer_id, uint32_t parcel_seq,
+                         const struct parcel_piece *pieces, uint32_t n_pieces,
+                         uint64_t expected_checksum, struct error *err)
+{
+    if (!s->apart) {
+        return accept_parcel(transfer_id, parcel_seq, pieces, n_pieces, expected_checksum);
+    }
+    struct parcel_key key;
+    struct parcel_sum sum;
+    uint64_t bytes = 0;
+    parcel_key_make(&key, transfer_id, parcel_seq);
+    enum status status = ops_of(s)->accept(device_of(s), &key, pieces, n_pieces, &sum, err);
+    if (status) {
+        return status;
+    }
+    for (uint32_t i = 0; i < n_pieces; i++) {
+        bytes += pieces[i].bytes;
+    }
+    return parcel_digest(&sum, bytes) == expected_checksum ? STATUS_OK : STATUS_CHECKSUM;
+}
