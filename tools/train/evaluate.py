@@ -143,13 +143,14 @@ def main():
         print(f'{time.time() - begin:6.1f}', name, json.dumps(value), file=sys.stderr, flush=True)
         json.dump(res, open(a.out, 'w'), indent=1)
     dense = lambda x: dataclasses.replace(x, topk=False)
+    copies = ('copy_note', 'copy', 'copy_text')
+    for kind in copies:
+        put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes, a.batch))
     b, acc = bits(m, sets, lengths, SERVED, a.rows)
     put('bits per byte, served', b)
     put('mtp acceptance, served', acc)
     put('bits per byte, checkpoint in exact arithmetic', bits(m, sets, lengths, EXACT, a.rows)[0])
-    for kind in ('copy_note', 'copy', 'copy_text'):
-        put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes, a.batch))
-    for kind in ('copy_note', 'copy', 'copy_text'):
+    for kind in copies:
         put(f'{kind}, served, top-k off', copying(m, probes[kind], dense(SERVED), a.probes, a.batch))
     put('index recall, served', recall(m, sets, dense(SERVED), a.recall))
     if a.params:

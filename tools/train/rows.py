@@ -18,10 +18,10 @@ from bpe import Encoder
 from stories import NAMES, note
 
 # share of each kind of row, by part of the plan
-MIX = {'first': dict(text=.14, chat=.18, near=.03, drill=.40, notes=.25),
-       'short': dict(text=.15, chat=.22, near=.06, drill=.20, notes=.37),
-       'middle': dict(text=.15, chat=.20, near=.04, mid=.07, drill=.14, notes=.40),
-       'long': dict(text=.15, chat=.20, mid=.05, far=.10, drill=.10, notes=.40)}
+MIX = {'first': dict(text=.12, chat=.18, near=.03, drill=.40, notes=.27),
+       'short': dict(text=.11, chat=.20, near=.05, drill=.22, notes=.42),
+       'middle': dict(text=.11, chat=.19, near=.04, mid=.07, drill=.15, notes=.44),
+       'long': dict(text=.12, chat=.19, mid=.05, far=.09, drill=.11, notes=.44)}
 NO_LOSS, HEAVY, ID = 0x8000, 0x4000, 0x0fff          # bits of a token: not in the loss; counts double
 OPENERS = ('Read this text.', 'Read this text.', 'Here is a text.', 'Please read this carefully.', 'Text:', 'Here are some notes.')
 SYSTEMS = ('You are a helpful assistant.', 'You are baton-tiny, a small language model.', 'Answer briefly.')
