@@ -1,4 +1,4 @@
-/* test_model GOLDEN MODEL [apart | cuda:0]: the whole graph through engine.h.
+/* test_model GOLDEN MODEL [cpu | apart | cuda:0 [PATTERN]]: the whole graph through engine.h.
  *
  * Against logits of HF transformers and of the quantised reference (tests/golden, made by
  * tests/oracle/make_golden.py), and bit for bit against itself: chunkings, batches, threads, forks,
@@ -602,13 +602,16 @@ static bool have_device(void)
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || argc > 4) {
+    if (argc < 3 || argc > 5) {
         return 2;
     }
     golden = argv[1];
     tiny = argv[2];
-    is_apart = argc == 4 && strcmp(argv[3], "apart") == 0;
-    tested = argc == 4 && !is_apart ? argv[3] : "cpu";
+    is_apart = argc > 3 && strcmp(argv[3], "apart") == 0;
+    tested = argc > 3 && !is_apart ? argv[3] : "cpu";
+    if (argc > 4) {
+        cmocka_set_test_filter(argv[4]); /* those that match, as 'test_*off' */
+    }
     if (!have_device()) {
         return 77;
     }
