@@ -11,6 +11,7 @@ points, parcels are damaged where they landed. Exit 77 where the device can't be
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ N_RANDOM = int(os.environ.get("BATON_GPU_PROMPTS", "20"))
 MOST_TOKENS = int(os.environ.get("BATON_GPU_TOKENS", "3000"))
 # Small pools: several processes share the card. A kernel of the GPU has to be allowed by name.
 SMALL = [*PATIENT, "node:--allow-reference=all", "node:--pages=96", "node:--max-context=8192", "node:--max-sequences=8"]
+KILL_TOKENS = 1000
 answers = {}
 
 
@@ -118,16 +120,18 @@ def texts(threads, streams, what):
 def test_killed_decode(build):
     """kill -9 of a decode node that serves: its streams go on at the other, and no text differs."""
     ids = [p for p in prompts()[0] if len(p) < 600][:4]
-    bodies = [{"prompt": p, "max_tokens": 300, "temperature": i % 2, "seed": 11 + i, "ignore_eos": True}
+    bodies = [{"prompt": p, "max_tokens": KILL_TOKENS, "temperature": i % 2, "seed": 11 + i, "ignore_eos": True}
               for i, p in enumerate(ids)]
     extra = [*SMALL, "node:--pages=48", "router:--local-prefill=never", *device("prefill"), *device("decode")]
     with Cluster(build, engine="model", decode=2, timeout=120, extra=extra) as cluster:
         want = texts(*stream_all(cluster, bodies), "undisturbed")
+        pids = {name: cluster.process(name)["pid"] for name in ("decode-0", "decode-1")}
         threads, streams = stream_all(cluster, bodies)
-        wait_for("some have begun", lambda: cluster.metric("baton_generated_tokens_total") > 300 * len(ids) + 40, 30)
+        begun = KILL_TOKENS * len(ids) + 40
+        wait_for("some have begun", lambda: cluster.metric("baton_generated_tokens_total") > begun, 30)
         serving = [node["id"] for node in cluster.workers() if node["role"] == "decode" and node["running"]]
         check(serving, "nobody serves: it was over too soon")
-        cluster.kill(serving[0])
+        os.kill(pids[serving[0]], signal.SIGKILL)
         found = texts(threads, streams, "after the kill")
         check_equal(found, want, "texts")
         check(cluster.metric("baton_failovers_total") >= 1, "nothing was carried on")

@@ -297,7 +297,8 @@ static void accept_pages(struct engine *to, const struct engine_seq *b, struct e
     const struct engine_info *info = engine_info(from);
     uint32_t n_pages = engine_pages_for(from, n);
     size_t cut = transfer % 2 ? info->page_bytes / 3 / 8 * 8 : info->page_bytes / 2;
-    uint8_t *landed = mem_alloc(n_pages * info->page_bytes);
+    uint8_t *landed = mem_try_aligned(4096, n_pages * info->page_bytes);
+    assert_non_null(landed);
     struct parcel_piece *pieces = mem_array(2 * (size_t)n_pages, sizeof(*pieces));
     struct error err;
     bool shared = transfer % 3 != 0;
