@@ -1,5 +1,6 @@
 /* The device's copy-and-checksum pass against the CPU's: same digest, same bytes, poisoned
- * destination. 77 without a device. */
+ * destination; in odd rounds pieces end 8 bytes beside 16. With an argument, small and not timed,
+ * for tools that watch every access. 77 without a device. */
 #include "kernels/cuda/parcel.h"
 
 #include <inttypes.h>
@@ -33,7 +34,7 @@ static void need(enum status status, const char *what, const struct error *err)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     char text[128];
     struct error err = {""};
@@ -46,6 +47,7 @@ int main(void)
     size_t bytes[N_PIECES], all = 0;
     for (int i = 0; i < N_PIECES; i++) {
         bytes[i] = i < N_PIECES - 1 ? PAGE_BYTES : 16 * 12345;
+        bytes[i] = argc > 1 ? bytes[i] / 80 / 16 * 16 : bytes[i];
         all += bytes[i];
     }
     uint8_t *host = malloc(all), *back = malloc(all);
@@ -67,7 +69,7 @@ int main(void)
         size_t at = 0;
         parcel_key_make(&timed.key, 0x9e37u * round, round);
         for (int i = 0; i < N_PIECES; i++) {
-            size_t n = bytes[i] - 16 * (round * 7u % 100);
+            size_t n = bytes[i] - 8 * (round * 7u % 100);
             pieces[i] =
                 (struct parcel_piece_device){(uint8_t *)dst + at, (uint8_t *)src + at, n, at / 8};
             parcel_copy_sum(&timed.key, &sum, NULL, host + at, n, at / 8);
@@ -94,10 +96,12 @@ int main(void)
             }
         }
     }
-    float ms;
-    need(device_time(run, &timed, 100, &ms, &err), "time", &err);
-    printf("%zu bytes: %.1f us a pass, %.0f GB/s copied and summed\n", all, ms * 10,
-           (double)all / (ms * 1e4));
+    if (argc == 1) {
+        float ms;
+        need(device_time(run, &timed, 100, &ms, &err), "time", &err);
+        printf("%zu bytes: %.1f us a pass, %.0f GB/s copied and summed\n", all, ms * 10,
+               (double)all / (ms * 1e4));
+    }
     device_free(src);
     device_free(dst);
     device_free(pieces_d);
