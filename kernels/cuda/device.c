@@ -127,6 +127,18 @@ void device_free(void *memory)
     }
 }
 
+enum status device_pin(void *memory, size_t bytes, struct error *err)
+{
+    return from_cuda(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "pinning", err);
+}
+
+void device_unpin(void *memory)
+{
+    if (cudaHostUnregister(memory) != cudaSuccess) {
+        (void)cudaGetLastError();
+    }
+}
+
 enum status device_copy(void *dst, const void *src, size_t bytes, void *stream)
 {
     return from_cuda(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream), "copy", NULL);

@@ -28,6 +28,9 @@ must_check enum status device_select(int device_i, char *ret_text, size_t text_b
 /* Device memory; EXHAUSTED says how much was free. device_free(NULL) is fine. */
 must_check enum status device_alloc(size_t bytes, void **ret_memory, struct error *err);
 void device_free(void *memory);
+/* Host memory becomes the device's to read at its own address, or no more so. */
+must_check enum status device_pin(void *memory, size_t bytes, struct error *err);
+void device_unpin(void *memory);
 /* Between host and device or device and device, in the order of `stream` (NULL: the default one).
  */
 must_check enum status device_copy(void *dst, const void *src, size_t bytes, void *stream);
