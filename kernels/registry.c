@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/tuned.h"
 #include "kernels/parcel.h"
 
 enum { MAX_GROUP = 16, MAX_DEVICE = 256 };
@@ -89,11 +90,26 @@ static const struct registry_backend cpu_backend = {
     {.operation = operation_, .name = "reference", .note = "the CPU's bits, not yet its GPU's speed", \
      .is_reference = true, .shared_bytes = 48 << 10}
 
+#define CUDA_TENSOR(operation_)                                                                    \
+    {.operation = #operation_, .name = "tensor",                                                   \
+     .note = "FP8, MXFP4 and bfloat16 on tensor cores; other matrices by the reference's products", \
+     .shared_bytes = 48 << 10, .serves = tuned_tensor_serves, .install = tuned_tensor_##operation_}
+
 static const struct registry_variant cuda_variants[] = {
-    CUDA_REFERENCE("embed"),   CUDA_REFERENCE("mhc"),     CUDA_REFERENCE("project"),
-    CUDA_REFERENCE("compress"), CUDA_REFERENCE("indexer"), CUDA_REFERENCE("topk"),
-    CUDA_REFERENCE("attend"),  CUDA_REFERENCE("oproj"),   CUDA_REFERENCE("route"),
-    CUDA_REFERENCE("experts"), CUDA_REFERENCE("head"),    CUDA_REFERENCE("comm"),
+    CUDA_REFERENCE("embed"),
+    {.operation = "mhc", .name = "split", .note = "a row's channels over many blocks",
+     .shared_bytes = 48 << 10, .install = tuned_split_mhc},
+    CUDA_REFERENCE("mhc"),
+    CUDA_TENSOR(project), CUDA_REFERENCE("project"),
+    CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
+    CUDA_TENSOR(indexer), CUDA_REFERENCE("indexer"),
+    CUDA_REFERENCE("topk"),
+    CUDA_REFERENCE("attend"),
+    CUDA_TENSOR(oproj), CUDA_REFERENCE("oproj"),
+    CUDA_TENSOR(route), CUDA_REFERENCE("route"),
+    CUDA_TENSOR(experts), CUDA_REFERENCE("experts"),
+    CUDA_TENSOR(head), CUDA_REFERENCE("head"),
+    CUDA_REFERENCE("comm"),
     HOST_VARIANTS,
 };
 

@@ -81,6 +81,10 @@ struct ops_device {
     uint32_t *which;                    /* [n_rows]: head's */
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
+    bool tensor;       /* products on tensor cores, where tensor.cu serves them */
+    float *partial;    /* its scratch */
+    uint32_t *arrived; /* zeroes between launches */
+    float *mhc_parts;  /* mhc_split.cu */
     /* experts.cu: a lane is a row at an expert */
     float *lane_a, *lane_b, *lane_y;
     float *lane_weight;
@@ -182,6 +186,44 @@ static inline bool cuda_wants_quant(const struct ops_device *dev, const struct o
 {
     return matrix->quant_input && !dev->d.exact;
 }
+
+/* --- tensor.cu: products of bfloat16 inputs on tensor cores; false: not this one, nothing is done.
+ * Arguments as those of cuda_gemm_some and cuda_gemm_experts. */
+bool cuda_tensor_room(struct ops_device *dev);
+bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
+                      size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
+                      size_t y_stride, bool round);
+bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
+                         const struct cuda_weights *matrices, const float *x, size_t x_stride,
+                         const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);
+
+void cuda_project_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                         float *ret_kv);
+void cuda_oproj_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *o, float *ret_y);
+void cuda_experts_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y);
+void cuda_head_tensor(struct ops_device *dev, const struct ops_globals *globals,
+                      const float *streams, const uint32_t *which, uint32_t n, float *ret_logits,
+                      size_t stride);
+void cuda_indexer_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const float *qr,
+                         float *ret_iq, float *ret_iw);
+void cuda_compress_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                          const struct ops_layer *layer, bool index, const float *x,
+                          const struct ops_kv *kv);
+void cuda_route_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *x, uint32_t *ret_experts,
+                       float *ret_weights);
+
+/* --- mhc_split.cu: mhc_pre over many blocks. Bound: of the mixing 2^-16 of each value, of a
+ * channel a unit of bfloat16 (2^-7 of it) and 2^-16 of the row's largest. */
+bool cuda_mhc_split_room(struct ops_device *dev);
+void cuda_mhc_pre_split(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_hc *hc, const float *norm, const float *streams,
+                        float *ret_x, float *ret_mix);
 
 /* --- the operations, one file each */
 void cuda_positions(struct ops_device *dev); /* `begin` once the rows are there: rope tables */

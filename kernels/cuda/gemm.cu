@@ -268,7 +268,8 @@ void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, con
                     size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
                     size_t y_stride, bool round)
 {
-    if (n_rows == 0) {
+    if (n_rows == 0 || (dev->tensor && cuda_tensor_gemm(dev, matrix, x, x_stride, x_row, n_rows, y,
+                                                        y_stride, round))) {
         return;
     }
     const packed m = {static_cast<const uint8_t *>(matrix->data), matrix->rows, matrix->cols};
@@ -307,6 +308,10 @@ void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
                        const struct cuda_weights *matrices, const float *x, size_t x_stride,
                        const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride)
 {
+    if (dev->tensor &&
+        cuda_tensor_experts(dev, shape, matrices, x, x_stride, x_row, max_tiles, y, y_stride)) {
+        return;
+    }
     const packed m = {NULL, shape->rows, shape->cols};
     const rows_of rows = {x, x_stride, x_row, y, y_stride, 0, 0, !dev->d.exact};
     const dim3 grid(blocks_of(m.rows), max_tiles);

@@ -6,60 +6,6 @@ namespace
 
 enum { H = OPS_HC, THREADS = 128, WARPS = THREADS / CUDA_WARP };
 
-/* A lane's element of the mixing matrix over the sum of its row or column plus eps: lane 4 j + k
- * (all modulo 16) holds c[j][k]. */
-__device__ __forceinline__ float normalised(float c, float eps, bool columns)
-{
-    const uint32_t lane = cuda_lane(), row = lane & ~3u, column = (lane & 16u) | (lane & 3u);
-    float sum = 0.0f;
-#pragma unroll
-    for (uint32_t b = 0; b < H; b++) {
-        sum += __shfl_sync(0xffffffffu, c, (int)(columns ? column + 4 * b : row + b));
-    }
-    return c / (sum + eps);
-}
-
-/* m[24] to pre[4] in every lane, and post and the matrix to `mix`. */
-__device__ __forceinline__ void split(const float *m, float root, const ops_hc_device &hc,
-                                      uint32_t iters, float eps, float *ret_pre, float *mix)
-{
-    const uint32_t lane = cuda_lane(), i = 2 * H + (lane & 15u);
-    float product = m[lane < OPS_HC_OUT ? lane : 0], entry = m[i];
-    __syncwarp(); /* mix may be m: all have read */
-    float gate = 0.0f;
-    if (lane < 2 * H) {
-        float scale = lane < H ? hc.scale[0] : hc.scale[1];
-        gate = cuda_sigmoid(product / root * scale + hc.base[lane]);
-        gate = lane < H ? gate + eps : 2.0f * gate;
-    }
-#pragma unroll
-    for (int k = 0; k < H; k++) {
-        ret_pre[k] = __shfl_sync(0xffffffffu, gate, k);
-    }
-    float c = entry / root * hc.scale[2] + hc.base[i], most = c, sum = 0.0f;
-#pragma unroll
-    for (int step = 1; step < H; step *= 2) {
-        float other = __shfl_xor_sync(0xffffffffu, most, step);
-        most = other > most ? other : most;
-    }
-    c = cpu_exp(c - most);
-#pragma unroll
-    for (uint32_t k = 0; k < H; k++) {
-        sum += __shfl_sync(0xffffffffu, c, (int)((lane & ~3u) + k));
-    }
-    c = normalised(c / sum + eps, eps, true);
-    for (uint32_t turn = 1; turn < iters; turn++) {
-        c = normalised(c, eps, false);
-        c = normalised(c, eps, true);
-    }
-    if (lane >= H && lane < 2 * H) {
-        mix[lane - H] = gate;
-    }
-    if (lane < H * H) {
-        mix[H + lane] = c;
-    }
-}
-
 /* A warp for each row; `mix` holds the products with fn. */
 __global__ void __launch_bounds__(THREADS)
     pre_kernel(uint32_t n_rows, uint32_t n, ops_hc_device hc, const float *norm, float rms_eps,
@@ -71,8 +17,8 @@ __global__ void __launch_bounds__(THREADS)
     }
     const float *f = streams + (size_t)r * H * n;
     float pre[H], *u = x + (size_t)r * n;
-    split(mix + (size_t)r * OPS_HC_OUT, warp_root(f, (size_t)H * n, rms_eps), hc, iters, hc_eps,
-          pre, mix + (size_t)r * OPS_HC_OUT);
+    mhc_split(mix + (size_t)r * OPS_HC_OUT, warp_root(f, (size_t)H * n, rms_eps), hc, iters, hc_eps,
+              pre, mix + (size_t)r * OPS_HC_OUT);
     warp_weigh_streams(f, pre, n, round, u);
     warp_rms_norm(u, norm, n, rms_eps, round, u);
 }

@@ -30,4 +30,58 @@ __device__ __forceinline__ void warp_weigh_streams(const float *streams, const f
     __syncwarp();
 }
 
+/* A lane's element of the mixing matrix over the sum of its row or column plus eps: lane 4 j + k
+ * (all modulo 16) holds c[j][k]. */
+__device__ __forceinline__ float mhc_normalised(float c, float eps, bool columns)
+{
+    const uint32_t lane = cuda_lane(), row = lane & ~3u, column = (lane & 16u) | (lane & 3u);
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t b = 0; b < OPS_HC; b++) {
+        sum += __shfl_sync(0xffffffffu, c, (int)(columns ? column + 4 * b : row + b));
+    }
+    return c / (sum + eps);
+}
+
+/* m[24] to pre[4] in every lane, and post and the matrix to `mix`. */
+__device__ __forceinline__ void mhc_split(const float *m, float root, const ops_hc_device &hc,
+                                          uint32_t iters, float eps, float *ret_pre, float *mix)
+{
+    const uint32_t lane = cuda_lane(), i = 2 * OPS_HC + (lane & 15u);
+    float product = m[lane < OPS_HC_OUT ? lane : 0], entry = m[i];
+    __syncwarp(); /* mix may be m: all have read */
+    float gate = 0.0f;
+    if (lane < 2 * OPS_HC) {
+        float scale = lane < OPS_HC ? hc.scale[0] : hc.scale[1];
+        gate = cuda_sigmoid(product / root * scale + hc.base[lane]);
+        gate = lane < OPS_HC ? gate + eps : 2.0f * gate;
+    }
+#pragma unroll
+    for (int k = 0; k < OPS_HC; k++) {
+        ret_pre[k] = __shfl_sync(0xffffffffu, gate, k);
+    }
+    float c = entry / root * hc.scale[2] + hc.base[i], most = c, sum = 0.0f;
+#pragma unroll
+    for (int step = 1; step < OPS_HC; step *= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, most, step);
+        most = other > most ? other : most;
+    }
+    c = cpu_exp(c - most);
+#pragma unroll
+    for (uint32_t k = 0; k < OPS_HC; k++) {
+        sum += __shfl_sync(0xffffffffu, c, (int)((lane & ~3u) + k));
+    }
+    c = mhc_normalised(c / sum + eps, eps, true);
+    for (uint32_t turn = 1; turn < iters; turn++) {
+        c = mhc_normalised(c, eps, false);
+        c = mhc_normalised(c, eps, true);
+    }
+    if (lane >= OPS_HC && lane < 2 * OPS_HC) {
+        mix[lane - OPS_HC] = gate;
+    }
+    if (lane < OPS_HC * OPS_HC) {
+        mix[OPS_HC + lane] = c;
+    }
+}
+
 #endif

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""check_cuda.py BATON_EVAL SOURCE_ROOT: the whole model on cuda:0 gives the CPU's logits, every digit of them.
+"""check_cuda.py BATON_EVAL SOURCE_ROOT: the whole model on cuda:0 gives the CPU's logits, every digit of them, with its reference
+kernels, and the CPU's greedy tokens with its tuned ones.
 
 Random prompts across page and window borders, exact and quantised, cut into chunks of several lengths, and a greedy continuation.
 Exit 77 where cuda:0 can't be used.
@@ -11,8 +12,12 @@ import subprocess
 import sys
 
 
-def ask(program, command, options, device, lines):
-    done = subprocess.run([program, command, "--device", device, "--allow-reference", "all", *options], input="".join(json.dumps(x) + "\n" for x in lines),
+TUNED = ["mhc", "project", "compress", "indexer", "oproj", "route", "experts", "head"]
+
+
+def ask(program, command, options, device, lines, tuned=False):
+    forced = [] if tuned or not device.startswith("cuda") else [x for op in TUNED for x in ("--kernel", op + "=reference")]
+    done = subprocess.run([program, command, "--device", device, "--allow-reference", "all", *forced, *options], input="".join(json.dumps(x) + "\n" for x in lines),
                           capture_output=True, text=True, check=False)
     if done.returncode:
         if device != "cpu" and "cuda:0" in done.stderr and "logits" not in done.stdout:
@@ -41,6 +46,15 @@ def main():
         same = here == there and len(here) > 100
         n_wrong += not same
         print(f"{command} {' '.join(options)}: {len(here)} bytes, {'the same' if same else 'DIFFERS'}")
+    # tuned kernels: the same words, logits that differ by roundings
+    words = [{"tokens": [0] + [draw.randrange(10, 2500) for _ in range(n)], "n": 24} for n in (3, 40, 600)]
+    here, there = ask(program, "generate", tiny, "cpu", words), ask(program, "generate", tiny, "cuda:0", words, tuned=True)
+    rows = [[json.loads(x)["logits"] for x in ask(program, "logits", tiny, d, prompts[:2], tuned=True).splitlines()] for d in ("cpu", "cuda:0")]
+    off = max(abs(a - b) for x, y in zip(*rows) for a, b in zip(x, y))
+    span = max(abs(a) for x in rows[0] for a in x)
+    alike = sum(a == b for a, b in zip(here.splitlines(), there.splitlines()))
+    n_wrong += off > 0.1 * span
+    print(f"tuned: logits within {off:.3g} of {span:.3g}, {alike} of {len(words)} continuations the same")
     # weights that nobody trained are made by each device itself, whole or in shares
     made = tiny + ["--weights", "synthetic:7"]
     marks = []
@@ -50,7 +64,7 @@ def main():
     print(f"synthetic weights on cpu, cpu:2, cuda:0: {marks}")
     # every kernel there is a reference: without leave they don't serve
     refused = subprocess.run([program, "info", "--device", "cuda:0", *tiny], capture_output=True, text=True, check=False)
-    n_wrong += refused.returncode != 1 or "no tuned kernel of embed, mhc, " not in refused.stderr
+    n_wrong += refused.returncode != 1 or "no tuned kernel of embed, " not in refused.stderr
     print(f"without --allow-reference: {refused.stderr.strip()}")
     return 1 if n_wrong else 0
 

@@ -1,0 +1,533 @@
+/* Products on tensor cores, for few rows and many: bfloat16 in, sums in fp32.
+ *
+ * Weights are FP8, MXFP4 (with power-of-two scales) or bfloat16, inputs bfloat16 values, so every
+ * product is exact; what differs from the CPU is the order and the rounding of sums alone. The
+ * order is fixed by the matrix's shape: its inputs are cut into 8 G runs of chunks; a warp sums a
+ * run, the 8 sums of a group are added in turn, then the G groups. Who makes which of them depends
+ * on the number of rows (few: a group is a block, and the last to finish adds them up; many: a
+ * block makes them all), what comes out does not. Nor does the column of the tile that a row gets:
+ * columns don't meet.
+ *
+ * Bound, of one value before it is rounded: 2^-18 times the sum of the products' sizes, for up to
+ * 8,192 inputs (a step adds 16 products and the sum so far, with an error of 2^-22 of their sizes
+ * at most).
+ *
+ * A thread's share of an mma is chosen to suit the packed form (enum cuda_form), whose units hold
+ * consecutive inputs of one output: thread (g, t) of a warp takes unit t of a chunk of four, of
+ * outputs g, g + 8, g + 16, g + 24, and the inputs at the same places of row g. The order of the
+ * inputs inside an mma is free as long as both sides agree.
+ */
+#include "kernels/cuda/cuda.cuh"
+
+namespace
+{
+
+enum {
+    WARPS = 8,
+    THREADS = WARPS * CUDA_WARP,
+    UNITS = 4, /* of a chunk */
+    AIM_BLOCKS = 320,
+    MAX_GROUPS = 16,
+    FEW_ROWS = 16,
+    TILE_ROWS = 32 /* of a block, where there are many */
+};
+
+template <int FORM> struct unit_of;
+template <> struct unit_of<CUDA_BF16> {
+    enum { INPUTS = 8 };
+};
+template <> struct unit_of<CUDA_FP8> {
+    enum { INPUTS = 16 };
+};
+template <> struct unit_of<CUDA_FP4_E8M0> {
+    enum { INPUTS = 32 };
+};
+
+struct product {
+    const uint8_t *data;
+    uint32_t n_out, n_in, n_groups;
+    const float *x;
+    size_t x_stride;
+    const uint32_t *x_row; /* NULL: the row itself */
+    float *y;
+    size_t y_stride;
+    uint32_t first, n_rows; /* of this launch, or of the tile */
+    bool round;
+    float *partial; /* [output blocks, groups, rows, 32] where groups are blocks */
+    uint32_t *arrived;
+};
+
+__device__ __forceinline__ uint32_t times_bf16(uint32_t a, uint32_t b)
+{
+    uint32_t product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
+__device__ __forceinline__ uint32_t pair_bf16(float low, float high)
+{
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* 2^(code - 127) twice. */
+__device__ __forceinline__ uint32_t scale_pair(uint32_t code)
+{
+    uint32_t half = code ? code << 7 : 0x40u;
+    return half | half << 16;
+}
+
+/* Eight inputs of one output, words[0 .. 3]: operands (0, 1) of the first mma and (2, 3) of the
+ * second. `step` counts the eights of the unit. */
+template <int FORM>
+__device__ __forceinline__ void weights_of(const uint4 &unit, uint32_t step, uint32_t scale,
+                                           uint32_t *words)
+{
+    const uint32_t word[4] = {unit.x, unit.y, unit.z, unit.w};
+    if constexpr (FORM == CUDA_BF16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            words[i] = word[i];
+        }
+    } else if constexpr (FORM == CUDA_FP8) {
+        /* Bytes 0 and 2, then 1 and 3: exponent and mantissa where bfloat16 has them is 2^-120 of
+         * the value, subnormals included. */
+        const uint32_t back = 0x7b807b80u; /* 2^120 twice */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t w = word[2 * step + i];
+            uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
+            uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
+            words[2 * i] = times_bf16(times_bf16(even, back), scale);
+            words[2 * i + 1] = times_bf16(times_bf16(odd, back), scale);
+        }
+    } else {
+        const uint32_t back = 0x7e807e80u, w = word[step]; /* 2^126 twice */
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* nibbles i and i + 4 */
+            uint32_t v = w >> 4 * i;
+            uint32_t pair = (v << 6 & 0x01c001c0u) | (v << 12 & 0x80008000u);
+            words[i] = times_bf16(times_bf16(pair, back), scale);
+        }
+    }
+}
+
+/* The same places of a row. */
+template <int FORM>
+__device__ __forceinline__ void inputs_of(const float4 &a, const float4 &b, uint32_t *words)
+{
+    if constexpr (FORM == CUDA_BF16) {
+        words[0] = pair_bf16(a.x, a.y);
+        words[1] = pair_bf16(a.z, a.w);
+        words[2] = pair_bf16(b.x, b.y);
+        words[3] = pair_bf16(b.z, b.w);
+    } else if constexpr (FORM == CUDA_FP8) {
+        words[0] = pair_bf16(a.x, a.z);
+        words[1] = pair_bf16(a.y, a.w);
+        words[2] = pair_bf16(b.x, b.z);
+        words[3] = pair_bf16(b.y, b.w);
+    } else {
+        words[0] = pair_bf16(a.x, b.x);
+        words[1] = pair_bf16(a.y, b.y);
+        words[2] = pair_bf16(a.z, b.z);
+        words[3] = pair_bf16(a.w, b.w);
+    }
+}
+
+__device__ __forceinline__ void multiply(float *sum, const uint32_t a0, const uint32_t a1,
+                                         const uint32_t a2, const uint32_t a3, const uint32_t b0,
+                                         const uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* What a thread reads of a chunk. */
+struct loaded {
+    uint4 unit[4];
+    uint32_t scale[4];
+};
+
+template <int FORM>
+__device__ __forceinline__ void load(const product &p, uint32_t chunk, uint32_t n_units,
+                                     loaded *ret)
+{
+    const uint32_t lane = cuda_lane(), g = lane / 4, u = chunk * UNITS + lane % 4;
+    const uint4 *units =
+        reinterpret_cast<const uint4 *>(p.data) + ((size_t)blockIdx.x * n_units + u) * CUDA_BLOCK;
+    const uint8_t *scales = NULL;
+    if constexpr (FORM != CUDA_BF16) {
+        const uint32_t inputs = unit_of<FORM>::INPUTS, group = FORM == CUDA_FP8 ? 128 : 32;
+        scales = p.data + cuda_scales_offset(p.n_out, p.n_in, inputs) +
+                 ((size_t)blockIdx.x * cuda_groups(p.n_in, inputs, group) + u * inputs / group) *
+                     CUDA_BLOCK;
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+        ret->unit[i] = u < n_units ? __ldcs(units + g + 8 * i) : make_uint4(0, 0, 0, 0);
+        ret->scale[i] = FORM == CUDA_BF16 || u >= n_units ? 0 : scales[g + 8 * i];
+    }
+}
+
+/* One warp's run of chunks for rows first .. first + 8 NT - 1: sums[mt][nt] as mma leaves them. */
+template <int FORM, int NT>
+__device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (*sums)[NT][4])
+{
+    enum { INPUTS = unit_of<FORM>::INPUTS };
+    const uint32_t n_units = (p.n_in + INPUTS - 1) / INPUTS;
+    const uint32_t n_chunks = (n_units + UNITS - 1) / UNITS, n_runs = WARPS * p.n_groups;
+    const uint32_t end = (run + 1) * n_chunks / n_runs, lane = cuda_lane(), g = lane / 4;
+    uint32_t chunk = run * n_chunks / n_runs;
+    const float *x[NT];
+#pragma unroll
+    for (uint32_t nt = 0; nt < NT; nt++) {
+        uint32_t r = 8 * nt + g;
+        size_t row = r < p.n_rows ? (p.x_row ? p.x_row[p.first + r] : p.first + r) : 0;
+        x[nt] = r < p.n_rows ? p.x + row * p.x_stride : NULL;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[0][nt][i] = sums[1][nt][i] = 0.0f;
+        }
+    }
+    if (chunk == end) {
+        return;
+    }
+    loaded next;
+    load<FORM>(p, chunk, n_units, &next);
+    for (; chunk < end; chunk++) {
+        const loaded now = next;
+        if (chunk + 1 < end) {
+            load<FORM>(p, chunk + 1, n_units, &next);
+        }
+        const uint32_t k0 = (chunk * UNITS + lane % 4) * INPUTS;
+#pragma unroll
+        for (uint32_t step = 0; step < INPUTS / 8; step++) {
+            uint32_t w[4][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                weights_of<FORM>(now.unit[i], step, scale_pair(now.scale[i]), w[i]);
+            }
+            const uint32_t k = k0 + 8 * step;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                float4 a = make_float4(0.0f, 0.0f, 0.0f, 0.0f), b = a;
+                if (x[nt] && k < p.n_in) {
+                    a = *reinterpret_cast<const float4 *>(x[nt] + k);
+                    b = *reinterpret_cast<const float4 *>(x[nt] + k + 4);
+                }
+                uint32_t v[4];
+                inputs_of<FORM>(a, b, v);
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++) {
+                    const uint32_t *low = w[2 * mt], *high = w[2 * mt + 1];
+                    multiply(sums[mt][nt], low[0], high[0], low[1], high[1], v[0], v[1]);
+                    multiply(sums[mt][nt], low[2], high[2], low[3], high[3], v[2], v[3]);
+                }
+            }
+        }
+    }
+}
+
+/* The sums of a group's eight runs, added in turn: those of thread i are elements i, i + THREADS,
+ * ... of [8 NT rows, 32 outputs]. */
+template <int FORM, int NT>
+__device__ __forceinline__ void group_sums(const product &p, uint32_t group,
+                                           float (*shared)[8 * NT][CUDA_BLOCK], float *ret)
+{
+    const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4, t = cuda_lane() % 4;
+    float sums[2][NT][4];
+    run_sums<FORM, NT>(p, group * WARPS + warp, sums);
+    __syncthreads(); /* what an earlier group left is read */
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint32_t row = 8 * nt + 2 * t + i % 2, out = i / 4 * 16 + i / 2 % 2 * 8 + g;
+            shared[warp][row][out] = sums[i / 4][nt][i % 4];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        const uint32_t row = i * WARPS + warp;
+        float sum = shared[0][row][cuda_lane()];
+#pragma unroll
+        for (int k = 1; k < WARPS; k++) {
+            sum += shared[k][row][cuda_lane()];
+        }
+        ret[i] = sum;
+    }
+}
+
+template <int NT> __device__ __forceinline__ void store(const product &p, const float *total)
+{
+    const uint32_t out = blockIdx.x * CUDA_BLOCK + cuda_lane();
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        const uint32_t row = i * WARPS + threadIdx.x / CUDA_WARP;
+        if (row < p.n_rows && out < p.n_out) {
+            p.y[(p.first + row) * p.y_stride + out] = cuda_rounded(total[i], p.round);
+        }
+    }
+}
+
+/* All groups in one block. */
+template <int FORM, int NT> __device__ __forceinline__ void whole_tile(const product &p)
+{
+    __shared__ float shared[WARPS][8 * NT][CUDA_BLOCK];
+    float total[NT];
+    group_sums<FORM, NT>(p, 0, shared, total);
+    for (uint32_t group = 1; group < p.n_groups; group++) {
+        float sums[NT];
+        group_sums<FORM, NT>(p, group, shared, sums);
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            total[i] += sums[i];
+        }
+    }
+    store<NT>(p, total);
+}
+
+/* Blocks (32 outputs, tile of rows). */
+template <int FORM> __global__ void __launch_bounds__(THREADS) tensor_many_kernel(product all)
+{
+    product p = all;
+    p.first = blockIdx.y * TILE_ROWS;
+    p.n_rows = all.n_rows - p.first < TILE_ROWS ? all.n_rows - p.first : TILE_ROWS;
+    whole_tile<FORM, TILE_ROWS / 8>(p);
+}
+
+/* Blocks (32 outputs, tile of an expert's lanes). */
+template <int FORM>
+__global__ void __launch_bounds__(THREADS, 2)
+    tensor_experts_kernel(product all, const __grid_constant__ cuda_weights weights,
+                          const cuda_tile *tiles, const uint32_t *tile_count)
+{
+    if (blockIdx.y >= *tile_count) {
+        return;
+    }
+    const cuda_tile t = tiles[blockIdx.y];
+    product p = all;
+    p.data = static_cast<const uint8_t *>(weights.data[t.expert]);
+    p.first = t.first;
+    p.n_rows = t.n;
+    whole_tile<FORM, CUDA_TILE_ROWS / 8>(p);
+}
+
+/* Blocks (32 outputs, group): the last of an output's groups adds them up. */
+template <int FORM, int NT>
+__global__ void __launch_bounds__(THREADS, 2) tensor_few_kernel(product p)
+{
+    __shared__ float shared[WARPS][8 * NT][CUDA_BLOCK];
+    __shared__ bool is_last;
+    float total[NT];
+    group_sums<FORM, NT>(p, blockIdx.y, shared, total);
+    if (p.n_groups > 1) {
+        float *mine = p.partial + (size_t)blockIdx.x * p.n_groups * 8 * NT * CUDA_BLOCK;
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            mine[(blockIdx.y * NT + i) * THREADS + threadIdx.x] = total[i];
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_last = atomicAdd(p.arrived + blockIdx.x, 1u) == p.n_groups - 1;
+        }
+        __syncthreads();
+        if (!is_last) {
+            return;
+        }
+        __threadfence();
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+            total[i] = __ldcg(mine + i * THREADS + threadIdx.x);
+        }
+        for (uint32_t group = 1; group < p.n_groups; group++) {
+#pragma unroll
+            for (int i = 0; i < NT; i++) {
+                total[i] += __ldcg(mine + (group * NT + i) * THREADS + threadIdx.x);
+            }
+        }
+        if (threadIdx.x == 0) {
+            p.arrived[blockIdx.x] = 0; /* for the next launch */
+        }
+    }
+    store<NT>(p, total);
+}
+
+uint32_t blocks_of(uint32_t outputs)
+{
+    return (outputs + CUDA_BLOCK - 1) / CUDA_BLOCK;
+}
+
+/* By shape and form alone. */
+uint32_t groups_of(uint32_t n_out, uint32_t n_in, uint32_t inputs_a_unit)
+{
+    uint32_t n_chunks = (n_in + inputs_a_unit * UNITS - 1) / (inputs_a_unit * UNITS), n = 1;
+    while (n < MAX_GROUPS && blocks_of(n_out) * n * 2 <= AIM_BLOCKS && n_chunks >= 2 * n * WARPS) {
+        n *= 2;
+    }
+    return n;
+}
+
+bool is_served(const struct ops_matrix *m, const float *x, size_t x_stride)
+{
+    return (m->form == CUDA_BF16 || m->form == CUDA_FP8 || m->form == CUDA_FP4_E8M0) &&
+           m->cols % 8 == 0 && x_stride % 4 == 0 && (uintptr_t)x % 16 == 0;
+}
+
+template <int FORM> void launch_dense(struct ops_device *dev, product p)
+{
+    p.n_groups = groups_of(p.n_out, p.n_in, unit_of<FORM>::INPUTS);
+    const unsigned blocks = blocks_of(p.n_out);
+    if (p.n_rows > FEW_ROWS) {
+        tensor_many_kernel<FORM>
+            <<<dim3(blocks, (p.n_rows + TILE_ROWS - 1) / TILE_ROWS), THREADS, 0, dev->stream>>>(p);
+    } else if (p.n_rows > 8) {
+        tensor_few_kernel<FORM, 2><<<dim3(blocks, p.n_groups), THREADS, 0, dev->stream>>>(p);
+    } else {
+        tensor_few_kernel<FORM, 1><<<dim3(blocks, p.n_groups), THREADS, 0, dev->stream>>>(p);
+    }
+}
+
+} /* namespace */
+
+bool cuda_tensor_room(struct ops_device *dev)
+{
+    bool ok = true;
+    dev->partial =
+        static_cast<float *>(cuda_room(dev, (size_t)AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
+    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, AIM_BLOCKS, 1, &ok));
+    return ok;
+}
+
+bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const float *x,
+                      size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
+                      size_t y_stride, bool round)
+{
+    if (!is_served(m, x, x_stride) || (n_rows + TILE_ROWS - 1) / TILE_ROWS > CUDA_MAX_GRID_Y) {
+        return false;
+    }
+    const product p = {static_cast<const uint8_t *>(m->data),
+                       m->rows,
+                       m->cols,
+                       1,
+                       x,
+                       x_stride,
+                       x_row,
+                       y,
+                       y_stride,
+                       0,
+                       n_rows,
+                       round,
+                       dev->partial,
+                       dev->arrived};
+    switch (m->form) {
+    case CUDA_BF16:
+        launch_dense<CUDA_BF16>(dev, p);
+        break;
+    case CUDA_FP8:
+        launch_dense<CUDA_FP8>(dev, p);
+        break;
+    default:
+        launch_dense<CUDA_FP4_E8M0>(dev, p);
+        break;
+    }
+    cuda_launched(dev, "a product on tensor cores");
+    return true;
+}
+
+bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
+                         const struct cuda_weights *weights, const float *x, size_t x_stride,
+                         const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride)
+{
+    if (!is_served(shape, x, x_stride)) {
+        return false;
+    }
+    const product p = {NULL, shape->rows, shape->cols, 1, x,    x_stride, x_row,
+                       y,    y_stride,    0,           0, true, NULL,     NULL};
+    const dim3 grid(blocks_of(p.n_out), max_tiles);
+    switch (shape->form) {
+    case CUDA_BF16:
+        tensor_experts_kernel<CUDA_BF16>
+            <<<grid, THREADS, 0, dev->stream>>>(p, *weights, dev->tiles, dev->tile_count);
+        break;
+    case CUDA_FP8:
+        tensor_experts_kernel<CUDA_FP8>
+            <<<grid, THREADS, 0, dev->stream>>>(p, *weights, dev->tiles, dev->tile_count);
+        break;
+    default:
+        tensor_experts_kernel<CUDA_FP4_E8M0>
+            <<<grid, THREADS, 0, dev->stream>>>(p, *weights, dev->tiles, dev->tile_count);
+        break;
+    }
+    cuda_launched(dev, "the experts' products on tensor cores");
+    return true;
+}
+
+/* --- the operations with these products */
+
+void cuda_project_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                         float *ret_kv)
+{
+    dev->tensor = true;
+    cuda_project(dev, rows, layer, x, ret_qr, ret_q, ret_kv);
+    dev->tensor = false;
+}
+
+void cuda_oproj_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *o, float *ret_y)
+{
+    dev->tensor = true;
+    cuda_oproj(dev, rows, layer, o, ret_y);
+    dev->tensor = false;
+}
+
+void cuda_experts_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y)
+{
+    dev->tensor = true;
+    cuda_experts(dev, rows, layer, x, experts, weights, ret_y);
+    dev->tensor = false;
+}
+
+void cuda_head_tensor(struct ops_device *dev, const struct ops_globals *globals,
+                      const float *streams, const uint32_t *which, uint32_t n, float *ret_logits,
+                      size_t stride)
+{
+    dev->tensor = true;
+    cuda_head(dev, globals, streams, which, n, ret_logits, stride);
+    dev->tensor = false;
+}
+
+void cuda_indexer_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const float *qr,
+                         float *ret_iq, float *ret_iw)
+{
+    dev->tensor = true;
+    cuda_indexer(dev, rows, layer, x, qr, ret_iq, ret_iw);
+    dev->tensor = false;
+}
+
+void cuda_compress_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                          const struct ops_layer *layer, bool index, const float *x,
+                          const struct ops_kv *kv)
+{
+    dev->tensor = true;
+    cuda_compress(dev, rows, layer, index, x, kv);
+    dev->tensor = false;
+}
+
+void cuda_route_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *x, uint32_t *ret_experts,
+                       float *ret_weights)
+{
+    dev->tensor = true;
+    cuda_route(dev, rows, layer, x, ret_experts, ret_weights);
+    dev->tensor = false;
+}

@@ -1,0 +1,63 @@
+/* See tuned.h. */
+#include "kernels/cuda/tuned.h"
+
+#include "kernels/cuda/cuda.h"
+
+bool tuned_tensor_serves(const struct ops_dims *d, const struct ops_limits *limits,
+                         struct error *why)
+{
+    uint32_t o_inputs = d->o_groups ? d->n_heads * d->head_dim / d->o_groups : 0;
+    if (d->exact) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "it multiplies bfloat16 values, exact arithmetic has others") == STATUS_OK;
+    }
+    if (d->hidden % 8 || d->q_lora % 8 || d->expert_width % 8 || o_inputs % 8 ||
+        d->o_groups * d->o_lora % 8) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "it takes inputs by the eight: hidden %u, q_lora %u, expert width %u, "
+                         "%u and %u of the output projection",
+                         d->hidden, d->q_lora, d->expert_width, o_inputs,
+                         d->o_groups * d->o_lora) == STATUS_OK;
+    }
+    return true;
+}
+
+void tuned_tensor_project(struct ops *table)
+{
+    table->project = cuda_project_tensor;
+}
+
+void tuned_tensor_compress(struct ops *table)
+{
+    table->compress = cuda_compress_tensor;
+}
+
+void tuned_tensor_indexer(struct ops *table)
+{
+    table->indexer = cuda_indexer_tensor;
+}
+
+void tuned_tensor_oproj(struct ops *table)
+{
+    table->oproj = cuda_oproj_tensor;
+}
+
+void tuned_tensor_route(struct ops *table)
+{
+    table->route = cuda_route_tensor;
+}
+
+void tuned_tensor_experts(struct ops *table)
+{
+    table->experts = cuda_experts_tensor;
+}
+
+void tuned_tensor_head(struct ops *table)
+{
+    table->head = cuda_head_tensor;
+}
+
+void tuned_split_mhc(struct ops *table)
+{
+    table->mhc_pre = cuda_mhc_pre_split;
+}

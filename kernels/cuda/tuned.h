@@ -1,0 +1,20 @@
+/* kernels/cuda/tuned.h - the tuned variants, as the registry sees them: whether they serve, and
+ * their places in the table.
+ */
+#ifndef BATON_KERNELS_CUDA_TUNED_H
+#define BATON_KERNELS_CUDA_TUNED_H
+
+#include "kernels/ops.h"
+
+bool tuned_tensor_serves(const struct ops_dims *dims, const struct ops_limits *limits,
+                         struct error *why);
+void tuned_tensor_project(struct ops *table);
+void tuned_tensor_compress(struct ops *table);
+void tuned_tensor_indexer(struct ops *table);
+void tuned_tensor_oproj(struct ops *table);
+void tuned_tensor_route(struct ops *table);
+void tuned_tensor_experts(struct ops *table);
+void tuned_tensor_head(struct ops *table);
+void tuned_split_mhc(struct ops *table);
+
+#endif

@@ -1,0 +1,362 @@
+/* Tuned products and hyper-connections of a GPU, held to the bounds that they state.
+ *
+ * Products: every form and shapes on and off the kernels' edges, against a sum in double of the
+ * same elements; each row's bits in calls of 1 to 40 rows, whatever its place. Experts and mhc_pre:
+ * against the reference kernels of the same device, with the same demand on bits. Outputs are
+ * poisoned.
+ *
+ * test_tensor cuda:N. 77 without it.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/registry.h"
+#include "kernels/source.h"
+#include "tests/kernels/random.h"
+
+enum { MOST_ROWS = 40, HIDDEN = 4096, N_EXPERTS = 9, N_USED = 3, WIDTH = 256 };
+static uint64_t seed = 5;
+static const struct ops *ops;
+static struct ops_device *dev;
+static int n_wrong;
+
+static void must(enum status status, const struct error *err)
+{
+    if (status) {
+        printf("%s\n", err->text);
+        exit(1);
+    }
+}
+
+static void *need(void *memory)
+{
+    must(memory ? STATUS_OK : STATUS_EXHAUSTED, &(struct error){"no memory"});
+    return memory;
+}
+
+static void fetch(void *to, const void *from, size_t bytes)
+{
+    struct error err = {""};
+    ops->read(dev, to, from, bytes);
+    must(ops->wait(dev, &err), &err);
+}
+
+static float *upload_halves(float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = bf16_round(x[i]);
+    }
+    return need(ops->upload(dev, x, n * sizeof(float)));
+}
+
+static float *poisoned_there(size_t n)
+{
+    float *bad = poisoned(n), *there = need(ops->upload(dev, bad, n * sizeof(float)));
+    mem_free(bad);
+    return there;
+}
+
+/* A matrix that is made: with its bytes for the host, and packed. */
+struct matrix {
+    struct ops_source source;
+    struct ops_matrix packed;
+    uint8_t *data, *scale;
+};
+
+static struct matrix make(enum ops_format format, uint32_t rows, uint32_t cols)
+{
+    struct matrix m = {.source = {.format = format,
+                                  .rows = rows,
+                                  .cols = cols,
+                                  .block_rows = format == OPS_FP8_BLOCK ? 128 : 1,
+                                  .block_cols = format == OPS_FP8_BLOCK ? 128
+                                                : format == OPS_MXFP4   ? 32
+                                                                        : 1,
+                                  .global_scale = 1.0f}};
+    struct ops_source *s = &m.source;
+    s->row_bytes = format == OPS_BF16 ? 2 * (size_t)cols : (format == OPS_MXFP4 ? cols / 2 : cols);
+    size_t bytes = rows * s->row_bytes;
+    m.data = mem_alloc(bytes);
+    for (size_t i = 0; i < bytes; i++) { /* any e4m3 but NaN, any e2m1; halves of some size */
+        m.data[i] = (uint8_t)next_random(&seed);
+        m.data[i] = format == OPS_FP8_BLOCK && (m.data[i] & 0x7f) == 0x7f ? 0x80 : m.data[i];
+        m.data[i] = format == OPS_BF16 && i % 2 ? (m.data[i] & 0x80) | 0x3c : m.data[i];
+    }
+    if (format != OPS_BF16) {
+        s->scale_format = OPS_SCALE_E8M0;
+        s->scale_cols = (cols + s->block_cols - 1) / s->block_cols;
+        size_t n = (size_t)((rows + s->block_rows - 1) / s->block_rows) * s->scale_cols;
+        m.scale = mem_alloc(n);
+        for (size_t i = 0; i < n; i++) {
+            m.scale[i] = (uint8_t)(110 + below(&seed, 20));
+        }
+    }
+    s->data = m.data;
+    s->scale = m.scale;
+    must(ops->pack(dev, s, &m.packed), &(struct error){"no memory to pack"});
+    return m;
+}
+
+static void drop(struct matrix *m)
+{
+    mem_free(m->data);
+    mem_free(m->scale);
+}
+
+static void wrong(const char *what, uint32_t row, uint32_t i, double got, double want, double bound)
+{
+    if (n_wrong++ < 20) {
+        printf("%s: row %u, %u: %.9g, should be %.9g within %.3g\n", what, row, i, got, want,
+               bound);
+    }
+}
+
+/* --- products */
+
+static void call(const struct matrix *m, const float *x, uint32_t n, float *y)
+{
+    dev->tensor = true;
+    cuda_gemm(dev, &m->packed, x, m->source.cols, n, y, m->source.rows, false);
+    dev->tensor = false;
+}
+
+static void check_product(enum ops_format format, uint32_t rows, uint32_t cols)
+{
+    static const uint32_t counts[] = {1, 3, 8, 9, 16, 17, 33};
+    struct matrix m = make(format, rows, cols);
+    size_t n = (size_t)MOST_ROWS * cols;
+    float *x = random_floats(&seed, n, 1.0f), *there = upload_halves(x, n);
+    float *y = poisoned_there((size_t)MOST_ROWS * rows),
+          *z = poisoned_there((size_t)MOST_ROWS * rows);
+    float *all = mem_array((size_t)MOST_ROWS * rows, 4),
+          *some = mem_array((size_t)MOST_ROWS * rows, 4);
+    double worst = 0;
+    int before = n_wrong;
+    call(&m, there, MOST_ROWS, y);
+    fetch(all, y, (size_t)MOST_ROWS * rows * 4);
+    uint32_t step = rows > 200 ? rows / 61 : 1;
+    for (uint32_t r = 0; r < MOST_ROWS; r += 13) {
+        for (uint32_t o = 0; o < rows; o += step) {
+            double sum = 0, sizes = 0;
+            for (uint32_t k = 0; k < cols; k++) {
+                double p = (double)ops_source_element(&m.source, o, k) * (double)x[r * cols + k];
+                sum += p;
+                sizes += fabs(p);
+            }
+            double got = (double)all[r * rows + o], off = fabs(got - sum);
+            worst = sizes > 0 && off / sizes > worst ? off / sizes : worst;
+            if (!(off <= sizes * 0x1p-18)) {
+                wrong("product", r, o, got, sum, sizes * 0x1p-18);
+            }
+        }
+    }
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        uint32_t first = MOST_ROWS - counts[i];
+        call(&m, there + (size_t)first * cols, counts[i], z);
+        fetch(some, z, (size_t)counts[i] * rows * 4);
+        for (size_t k = 0; k < (size_t)counts[i] * rows; k++) {
+            if (f32_bits(some[k]) != f32_bits(all[(size_t)first * rows + k])) {
+                wrong("bits", counts[i], (uint32_t)k, (double)some[k],
+                      (double)all[(size_t)first * rows + k], 0);
+            }
+        }
+    }
+    printf("product %u of %u x %u: worst 2^%.1f of the sizes, %d wrong\n", format, rows, cols,
+           worst > 0 ? log2(worst) : -99.0, n_wrong - before);
+    mem_free(x);
+    mem_free(all);
+    mem_free(some);
+    drop(&m);
+}
+
+/* --- operations against the reference of the same device */
+
+static void compare(const char *what, const float *got, const float *want, size_t n, size_t width,
+                    double of_value, double of_row)
+{
+    int before = n_wrong;
+    for (size_t r = 0; r * width < n; r++) {
+        double most = 0;
+        for (size_t i = 0; i < width; i++) {
+            most = fmax(most, fabs((double)want[r * width + i]));
+        }
+        for (size_t i = 0; i < width; i++) {
+            double a = (double)got[r * width + i], b = (double)want[r * width + i];
+            double bound = of_value * fabs(b) + of_row * most;
+            if (!(fabs(a - b) <= bound)) {
+                wrong(what, (uint32_t)r, (uint32_t)i, a, b, bound);
+            }
+        }
+    }
+    printf("%s: %zu values, %d wrong\n", what, n, n_wrong - before);
+}
+
+static void same_bits(const char *what, const float *got, const float *want, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (f32_bits(got[i]) != f32_bits(want[i])) {
+            wrong(what, 0, (uint32_t)i, (double)got[i], (double)want[i], 0);
+        }
+    }
+}
+
+static float *vector_there(size_t n, float scale)
+{
+    float *x = random_floats(&seed, n, scale),
+          *there = need(ops->upload(dev, x, n * sizeof(float)));
+    mem_free(x);
+    return there;
+}
+
+static void check_mhc(void)
+{
+    enum { S = OPS_HC * HIDDEN };
+    struct ops_source fn = {.format = OPS_F32,
+                            .rows = OPS_HC_OUT,
+                            .cols = S,
+                            .row_bytes = S * 4,
+                            .block_rows = 1,
+                            .block_cols = 1,
+                            .global_scale = 1.0f};
+    float *f = random_floats(&seed, (size_t)OPS_HC_OUT * S, 0.01f);
+    fn.data = f;
+    struct ops_hc hc;
+    must(ops->pack(dev, &fn, &hc.fn), &(struct error){"no memory"});
+    hc.base = vector_there(OPS_HC_OUT, 0.5f);
+    hc.scale = vector_there(3, 0.5f);
+    const float *norm = vector_there(HIDDEN, 0.3f);
+    float *streams = random_floats(&seed, (size_t)MOST_ROWS * S, 2.0f);
+    float *there = upload_halves(streams, (size_t)MOST_ROWS * S);
+    enum { X = MOST_ROWS * HIDDEN, M = MOST_ROWS * OPS_HC_OUT };
+    float *x[2], *mix[2], *got_x[2], *got_mix[2];
+    struct ops_rows rows = {.n_rows = MOST_ROWS};
+    for (int i = 0; i < 2; i++) {
+        x[i] = poisoned_there(X);
+        mix[i] = poisoned_there(M);
+        got_x[i] = mem_array(X, 4);
+        got_mix[i] = mem_array(M, 4);
+        (i ? cuda_mhc_pre_split : cuda_mhc_pre)(dev, &rows, &hc, norm, there, x[i], mix[i]);
+        fetch(got_x[i], x[i], X * sizeof(float));
+        fetch(got_mix[i], mix[i], M * sizeof(float));
+    }
+    compare("mhc_pre, mix", got_mix[1], got_mix[0], MOST_ROWS * 20, 20, 0x1p-12, 0x1p-12);
+    compare("mhc_pre, x", got_x[1], got_x[0], X, HIDDEN, 0x1p-7, 0x1p-16);
+    rows.n_rows = 1;
+    for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
+        cuda_mhc_pre_split(dev, &rows, &hc, norm, there + (size_t)r * S, x[0], mix[0]);
+        fetch(got_x[0], x[0], HIDDEN * sizeof(float));
+        same_bits("mhc_pre alone", got_x[0], got_x[1] + (size_t)r * HIDDEN, HIDDEN);
+    }
+    for (int i = 0; i < 2; i++) {
+        mem_free(got_x[i]);
+        mem_free(got_mix[i]);
+    }
+    mem_free(streams);
+    mem_free(f);
+}
+
+static void check_experts(void)
+{
+    static struct ops_expert experts[N_EXPERTS + 1];
+    for (int e = 0; e <= N_EXPERTS; e++) {
+        enum ops_format format = e < N_EXPERTS ? OPS_MXFP4 : OPS_FP8_BLOCK;
+        struct matrix m[3] = {make(format, WIDTH, HIDDEN), make(format, WIDTH, HIDDEN),
+                              make(format, HIDDEN, WIDTH)};
+        experts[e] = (struct ops_expert){m[0].packed, m[1].packed, m[2].packed};
+        for (int k = 0; k < 3; k++) {
+            (&experts[e].w1)[k].quant_input = true;
+            drop(&m[k]);
+        }
+    }
+    struct ops_layer layer = {.experts = experts, .shared = experts[N_EXPERTS]};
+    enum { Y = MOST_ROWS * HIDDEN };
+    float *x = random_floats(&seed, Y, 1e-3f), *there = upload_halves(x, Y);
+    uint32_t ids[MOST_ROWS * N_USED];
+    float weights[MOST_ROWS * N_USED];
+    for (uint32_t r = 0; r < MOST_ROWS; r++) {
+        uint32_t first = below(&seed, N_EXPERTS);
+        for (uint32_t k = 0; k < N_USED; k++) {
+            ids[r * N_USED + k] = (first + k * 2) % N_EXPERTS;
+            weights[r * N_USED + k] = 0.2f + 0.1f * (float)k;
+        }
+    }
+    uint32_t *ids_there = need(ops->upload(dev, ids, sizeof(ids)));
+    float *weights_there = need(ops->upload(dev, weights, sizeof(weights)));
+    float *y = poisoned_there(Y), *got[2];
+    struct ops_rows rows = {.n_rows = MOST_ROWS};
+    for (int i = 0; i < 2; i++) {
+        got[i] = mem_array(Y, 4);
+        (i ? cuda_experts_tensor : cuda_experts)(dev, &rows, &layer, there, ids_there,
+                                                 weights_there, y);
+        fetch(got[i], y, Y * sizeof(float));
+    }
+    /* An activation between the products may round to the next e4m3: 2^-4 of one of many. */
+    compare("experts", got[1], got[0], Y, HIDDEN, 0.02, 0.02);
+    rows.n_rows = 1;
+    for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
+        cuda_experts_tensor(dev, &rows, &layer, there + (size_t)r * HIDDEN, ids_there + r * N_USED,
+                            weights_there + r * N_USED, y);
+        fetch(got[0], y, HIDDEN * sizeof(float));
+        same_bits("experts alone", got[0], got[1] + (size_t)r * HIDDEN, HIDDEN);
+    }
+    mem_free(got[0]);
+    mem_free(got[1]);
+    mem_free(x);
+}
+
+int main(int argc, char **argv)
+{
+    struct registry_choice choice;
+    struct error err = {""};
+    const struct ops_dims dims = {.hidden = HIDDEN,
+                                  .vocab = 16,
+                                  .n_heads = 1,
+                                  .head_dim = 128,
+                                  .rope_dim = 64,
+                                  .q_lora = 64,
+                                  .o_groups = 1,
+                                  .o_lora = 16,
+                                  .window = 8,
+                                  .ring = 16,
+                                  .n_experts = N_EXPERTS,
+                                  .n_experts_used = N_USED,
+                                  .expert_end = N_EXPERTS,
+                                  .expert_width = WIDTH,
+                                  .has_shared = true,
+                                  .hc_iters = 20,
+                                  .hc_eps = 1e-6f,
+                                  .rms_eps = 1e-6f,
+                                  .rope_theta = 10000.0,
+                                  .compress_theta = 160000.0};
+    const struct ops_limits limits = {.n_rows = MOST_ROWS, .n_tokens = 16};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
+        printf("skipped: %s\n", err.text);
+        return 77;
+    }
+    ops = choice.ops;
+    must(ops->open(&dims, &limits, &dev, &err), &err);
+    static const struct {
+        enum ops_format format;
+        uint32_t rows, cols;
+    } shapes[] = {
+        {OPS_BF16, 64, 4096},        {OPS_BF16, 33, 8},          {OPS_BF16, 1, 72},
+        {OPS_BF16, 256, 4096},       {OPS_BF16, 1500, 520},      {OPS_BF16, 2048, 4096},
+        {OPS_FP8_BLOCK, 1024, 4096}, {OPS_FP8_BLOCK, 512, 4096}, {OPS_FP8_BLOCK, 4096, 1024},
+        {OPS_FP8_BLOCK, 100, 136},   {OPS_FP8_BLOCK, 31, 40},    {OPS_FP8_BLOCK, 4096, 8192},
+        {OPS_MXFP4, 2048, 4096},     {OPS_MXFP4, 4096, 2048},    {OPS_MXFP4, 77, 96},
+        {OPS_MXFP4, 32, 32},         {OPS_MXFP4, 200, 1056},
+    };
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        check_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
+    }
+    check_mhc();
+    check_experts();
+    ops->close(dev);
+    printf("%d wrong\n", n_wrong);
+    return n_wrong ? 1 : 0;
+}
