@@ -104,6 +104,8 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
     CUDA_TENSOR(indexer), CUDA_REFERENCE("indexer"),
     CUDA_REFERENCE("topk"),
+    {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks",
+     .shared_bytes = 48 << 10, .install = tuned_leaves_attend},
     CUDA_REFERENCE("attend"),
     CUDA_TENSOR(oproj), CUDA_REFERENCE("oproj"),
     CUDA_TENSOR(route), CUDA_REFERENCE("route"),

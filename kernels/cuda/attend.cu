@@ -6,6 +6,12 @@
  * and their sum for each head, then the mixture, then the window takes the new rows. Scratch holds
  * the logits of some rows at a time; a call with more goes through it in turns. Grids follow from
  * the number of rows alone: each block walks what its row has.
+ *
+ * The variant "leaves" cuts the mixture into leaves of 64 entries, whatever the card: each is
+ * summed one by one, then the leaves are added in order. Few rows leave that to a block a leaf and
+ * one more kernel, many to one block; the bits are the same. Its sum of exponentials is taken by 32
+ * lanes. Bound: an output's sum within 2^-19 of the sum of its terms' sizes, for up to 2,048
+ * entries.
  */
 #include <math.h>
 
@@ -23,6 +29,8 @@ enum {
     MIX_HEADS = 8, /* heads of a block, four to a thread */
     MIX_NARROW = 128,
     MIX_CHANNELS = 512, /* channels of a block: few rows, many */
+    LEAF = 64,          /* entries; whole tiles */
+    FEW_ROWS = 16,      /* whose leaves there is room for */
     MOST_CHANNELS = ATTENTION_SHARED_BYTES / LOGIT_TILE / 4,
     SCRATCH_FLOATS = 1 << 24, /* 64 MiB: some hundred rows a turn */
 };
@@ -34,6 +42,8 @@ struct attend_args {
     const float *q, *kv_rows, *rope, *sink;
     float *logits; /* [rows of this turn, n_heads, max_attended], then probabilities */
     float *sums;   /* [rows of this turn, n_heads] */
+    float *leaves; /* [rows of this turn, max_leaves, n_heads, head_dim] */
+    uint32_t max_leaves;
     float *o;
     uint32_t row_first, n_heads, index_topk, max_attended;
     float scale;
@@ -110,6 +120,7 @@ __global__ void __launch_bounds__(THREADS) attend_logits_kernel(struct attend_ar
 }
 
 /* A warp for each row and head: logits become e^(l - most), the sum includes the sink. */
+template <bool LEAVES>
 __global__ void __launch_bounds__(THREADS) attend_softmax_kernel(struct attend_args args)
 {
     uint32_t r = args.row_first + blockIdx.x, lane = cuda_lane();
@@ -130,12 +141,16 @@ __global__ void __launch_bounds__(THREADS) attend_softmax_kernel(struct attend_a
             p = cpu_exp(l[base + lane] - most);
             l[base + lane] = p;
         }
-        /* One by one; the zeros behind the last change nothing. */
+        if constexpr (LEAVES) {
+            z += p;
+        } else { /* one by one; the zeros behind the last change nothing */
 #pragma unroll
-        for (int i = 0; i < CUDA_WARP; i++) {
-            z += __shfl_sync(0xffffffffu, p, i);
+            for (int i = 0; i < CUDA_WARP; i++) {
+                z += __shfl_sync(0xffffffffu, p, i);
+            }
         }
     }
+    z = LEAVES ? warp_sum(z) : z;
     z += cpu_exp(sink - most);
     if (lane == 0) {
         args.sums[at] = z;
@@ -164,23 +179,41 @@ __device__ __forceinline__ float4 mix_finish(const struct attend_args &args, con
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* Block: a row, MIX_HEADS heads, n_ch channels. Thread (x, y): channels 4 x .., heads 4 y .. */
+enum mix { MIX_ONE_BY_ONE, MIX_LEAVES, MIX_A_LEAF };
+
+/* Block: a row, MIX_HEADS heads, n_ch channels; of MIX_A_LEAF one leaf of them, for which grid z
+ * counts channels first. Thread (x, y): channels 4 x .., heads 4 y .. */
+template <int MIX>
 __global__ void __launch_bounds__(THREADS) attend_mix_kernel(struct attend_args args, uint32_t n_ch)
 {
     extern __shared__ float4 shared4[];
     __shared__ float4 p4[MIX_TILE * MIX_HEADS / 4];
     float *p = reinterpret_cast<float *>(p4);
     uint32_t r = args.row_first + blockIdx.x, h0 = blockIdx.y * MIX_HEADS, n_quads = n_ch / 4;
-    uint32_t ch0 = blockIdx.z * n_ch, ch = ch0 + 4 * threadIdx.x;
+    const uint32_t n_cuts = (args.v.head_dim + n_ch - 1) / n_ch;
+    const uint32_t leaf = MIX == MIX_A_LEAF ? blockIdx.z / n_cuts : 0;
+    uint32_t ch0 = blockIdx.z % n_cuts * n_ch, ch = ch0 + 4 * threadIdx.x;
     uint32_t thread = threadIdx.y * blockDim.x + threadIdx.x, n_threads = blockDim.x * blockDim.y;
     const float *rows_p = args.logits + (size_t)blockIdx.x * args.n_heads * args.max_attended;
     struct attended at = attended_of(args, r);
-    float sum[4][4];
+    const uint32_t first = leaf * LEAF;
+    const uint32_t end = MIX == MIX_A_LEAF && at.n > first + LEAF ? first + LEAF : at.n;
+    if (first >= end) {
+        return;
+    }
+    float sum[4][4], total[4][4];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        sum[i / 4][i % 4] = 0.0f;
+        sum[i / 4][i % 4] = total[i / 4][i % 4] = 0.0f;
     }
-    for (uint32_t base = 0; base < at.n; base += MIX_TILE) {
+    for (uint32_t base = first; base < end; base += MIX_TILE) {
+        if (MIX == MIX_LEAVES && base && base % LEAF == 0) {
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                total[i / 4][i % 4] += sum[i / 4][i % 4];
+                sum[i / 4][i % 4] = 0.0f;
+            }
+        }
         uint32_t n = at.n - base < MIX_TILE ? at.n - base : MIX_TILE;
         __syncthreads();
         for (uint32_t i = thread; i < n * n_quads; i += n_threads) {
@@ -200,20 +233,61 @@ __global__ void __launch_bounds__(THREADS) attend_mix_kernel(struct attend_args 
             const float x[4] = {x4.x, x4.y, x4.z, x4.w}, w[4] = {w4.x, w4.y, w4.z, w4.w};
 #pragma unroll
             for (int i = 0; i < 16; i++) {
-                sum[i / 4][i % 4] += w[i / 4] * x[i % 4];
+                float *to = &sum[i / 4][i % 4];
+                *to = MIX == MIX_ONE_BY_ONE ? *to + w[i / 4] * x[i % 4]
+                                            : __fmaf_rn(w[i / 4], x[i % 4], *to);
             }
         }
     }
 #pragma unroll
+    for (int i = 0; i < 16; i++) {
+        sum[i / 4][i % 4] += MIX == MIX_LEAVES ? total[i / 4][i % 4] : 0.0f;
+    }
+#pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t h = h0 + 4 * threadIdx.y + i;
-        if (h < args.n_heads && ch < args.v.head_dim) {
+        if (h >= args.n_heads || ch >= args.v.head_dim) {
+            continue;
+        }
+        if (MIX == MIX_A_LEAF) {
+            size_t to = (((size_t)blockIdx.x * args.max_leaves + leaf) * args.n_heads + h) *
+                            args.v.head_dim +
+                        ch;
+            *reinterpret_cast<float4 *>(args.leaves + to) =
+                make_float4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+        } else {
             float z = args.sums[(size_t)blockIdx.x * args.n_heads + h];
             size_t to = ((size_t)r * args.n_heads + h) * args.v.head_dim + ch;
             *reinterpret_cast<float4 *>(args.o + to) =
                 mix_finish(args, sum[i], z, args.rope + (size_t)r * args.v.rope_dim, ch);
         }
     }
+}
+
+/* A thread for each four channels of a row's head: its leaves in order. */
+__global__ void __launch_bounds__(THREADS) attend_combine_kernel(struct attend_args args)
+{
+    const uint32_t r = args.row_first + blockIdx.x, n_quads = args.v.head_dim / 4;
+    const uint32_t i = blockIdx.y * THREADS + threadIdx.x, h = i / n_quads, ch = i % n_quads * 4;
+    if (h >= args.n_heads) {
+        return;
+    }
+    const uint32_t n = (attended_of(args, r).n + LEAF - 1) / LEAF;
+    const size_t leaf_floats = (size_t)args.n_heads * args.v.head_dim;
+    const float *from = args.leaves + (size_t)blockIdx.x * args.max_leaves * leaf_floats +
+                        (size_t)h * args.v.head_dim + ch;
+    float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (uint32_t leaf = 0; leaf < n; leaf++) {
+        const float4 x = *reinterpret_cast<const float4 *>(from + leaf * leaf_floats);
+        sum[0] += x.x;
+        sum[1] += x.y;
+        sum[2] += x.z;
+        sum[3] += x.w;
+    }
+    const size_t to = ((size_t)r * args.n_heads + h) * args.v.head_dim + ch;
+    *reinterpret_cast<float4 *>(args.o + to) =
+        mix_finish(args, sum, args.sums[(size_t)blockIdx.x * args.n_heads + h],
+                   args.rope + (size_t)r * args.v.rope_dim, ch);
 }
 
 /* A warp for each row: those that stay in the ring are stored. */
@@ -231,6 +305,32 @@ __global__ void __launch_bounds__(THREADS) attend_store_kernel(struct attend_arg
                       cache_window_at(args.v, seq.slot, args.rows.positions[r]), 0, 1);
 }
 
+void attend_mix(struct ops_device *dev, const struct attend_args *args, uint32_t n_rows)
+{
+    const uint32_t n_heads = args->n_heads, n_ch = args->v.head_dim;
+    const uint32_t n_mix = (n_heads + MIX_HEADS - 1) / MIX_HEADS;
+    uint32_t wide = n_rows * n_mix < 2 * dev->n_sms ? MIX_NARROW : MIX_CHANNELS;
+    wide = wide < n_ch ? wide : n_ch;
+    const uint32_t n_cuts = (n_ch + wide - 1) / wide;
+    const dim3 threads(wide / 4, MIX_HEADS / 4);
+    const size_t shared = MIX_TILE * wide * sizeof(float);
+    if (!dev->leaves) {
+        attend_mix_kernel<MIX_ONE_BY_ONE>
+            <<<dim3(n_rows, n_mix, n_cuts), threads, shared, dev->stream>>>(*args, wide);
+    } else if (args->leaves && wide == MIX_NARROW) {
+        attend_mix_kernel<MIX_A_LEAF>
+            <<<dim3(n_rows, n_mix, n_cuts * args->max_leaves), threads, shared, dev->stream>>>(
+                *args, wide);
+        cuda_launched(dev, "attend (leaves)");
+        attend_combine_kernel<<<dim3(n_rows, (n_heads * n_ch / 4 + THREADS - 1) / THREADS), THREADS,
+                                0, dev->stream>>>(*args);
+    } else {
+        attend_mix_kernel<MIX_LEAVES>
+            <<<dim3(n_rows, n_mix, n_cuts), threads, shared, dev->stream>>>(*args, wide);
+    }
+    cuda_launched(dev, "attend (mix)");
+}
+
 void attend_turn(struct ops_device *dev, const struct attend_args *args, uint32_t n_rows)
 {
     uint32_t n_heads = args->n_heads, n_ch = args->v.head_dim;
@@ -240,16 +340,14 @@ void attend_turn(struct ops_device *dev, const struct attend_args *args, uint32_
     attend_logits_kernel<<<dim3(n_rows, n_groups, n_splits), THREADS,
                            LOGIT_TILE * n_ch * sizeof(float), dev->stream>>>(*args);
     cuda_launched(dev, "attend (logits)");
-    attend_softmax_kernel<<<dim3(n_rows, (n_heads + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
-        *args);
+    const dim3 heads(n_rows, (n_heads + WARPS - 1) / WARPS);
+    if (dev->leaves) {
+        attend_softmax_kernel<true><<<heads, THREADS, 0, dev->stream>>>(*args);
+    } else {
+        attend_softmax_kernel<false><<<heads, THREADS, 0, dev->stream>>>(*args);
+    }
     cuda_launched(dev, "attend (softmax)");
-    uint32_t n_mix = (n_heads + MIX_HEADS - 1) / MIX_HEADS;
-    uint32_t wide = n_rows * n_mix < 2 * dev->n_sms ? MIX_NARROW : MIX_CHANNELS;
-    wide = wide < n_ch ? wide : n_ch;
-    attend_mix_kernel<<<dim3(n_rows, n_mix, (n_ch + wide - 1) / wide),
-                        dim3(wide / 4, MIX_HEADS / 4), MIX_TILE * wide * sizeof(float),
-                        dev->stream>>>(*args, wide);
-    cuda_launched(dev, "attend (mix)");
+    attend_mix(dev, args, n_rows);
 }
 
 } /* namespace */
@@ -291,6 +389,9 @@ bool cuda_attention_room(struct ops_device *dev)
     size_t all = row * n > SCRATCH_FLOATS ? (size_t)SCRATCH_FLOATS : row * n;
     all = all < row ? row : all;
     all = all < triples ? triples : all;
+    size_t few = n < FEW_ROWS ? n : FEW_ROWS;
+    size_t leaves = few * ((dev->max_attended + LEAF - 1) / LEAF) * d->n_heads * d->head_dim;
+    all += leaves < SCRATCH_FLOATS ? leaves : SCRATCH_FLOATS;
     bool ok = true;
     dev->attention = static_cast<float *>(cuda_room(dev, all, 1, &ok));
     dev->attention_floats = all;
@@ -316,6 +417,7 @@ void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const stru
     args.max_attended = dev->max_attended;
     args.scale = (float)(1.0 / sqrt((double)d->head_dim));
     args.round = !d->exact;
+    args.max_leaves = (dev->max_attended + LEAF - 1) / LEAF;
     size_t row_floats = (size_t)d->n_heads * ((size_t)dev->max_attended + 1);
     size_t turn = dev->attention_floats / row_floats;
     args.sums = dev->attention;
@@ -323,10 +425,24 @@ void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const stru
         n = rows->n_rows - row < turn ? rows->n_rows - row : (uint32_t)turn;
         args.row_first = row;
         args.logits = args.sums + (size_t)n * d->n_heads;
+        /* What is left holds the leaves of few rows, from a multiple of four floats on. */
+        size_t used = (n * row_floats + 3) / 4 * 4;
+        size_t wanted = (size_t)n * args.max_leaves * d->n_heads * d->head_dim;
+        args.leaves = used + wanted <= dev->attention_floats ? args.sums + used : NULL;
         attend_turn(dev, &args, n);
     }
     if (kv->stores_window) {
         attend_store_kernel<<<(rows->n_rows + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(args);
         cuda_launched(dev, "attend (window)");
     }
+}
+
+void cuda_attend_leaves(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, const float *q, const float *kv_rows,
+                        const struct ops_selection *selection, const struct ops_kv *kv,
+                        float *ret_o)
+{
+    dev->leaves = true;
+    cuda_attend(dev, rows, layer, q, kv_rows, selection, kv, ret_o);
+    dev->leaves = false;
 }

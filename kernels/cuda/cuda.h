@@ -82,7 +82,8 @@ struct ops_device {
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
     bool tensor;       /* products on tensor cores, where tensor.cu serves them */
-    float *partial;    /* its scratch */
+    bool leaves;       /* attend by leaves */
+    float *partial;    /* of tensor.cu */
     uint32_t *arrived; /* zeroes between launches */
     float *mhc_parts;  /* mhc_split.cu */
     /* experts.cu: a lane is a row at an expert */
@@ -254,6 +255,10 @@ void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct
 void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                  const float *q, const float *kv_rows, const struct ops_selection *selection,
                  const struct ops_kv *kv, float *ret_o);
+void cuda_attend_leaves(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, const float *q, const float *kv_rows,
+                        const struct ops_selection *selection, const struct ops_kv *kv,
+                        float *ret_o);
 void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                 const float *o, float *ret_y);
 void cuda_route(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,

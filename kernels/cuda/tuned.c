@@ -61,3 +61,8 @@ void tuned_split_mhc(struct ops *table)
 {
     table->mhc_pre = cuda_mhc_pre_split;
 }
+
+void tuned_leaves_attend(struct ops *table)
+{
+    table->attend = cuda_attend_leaves;
+}

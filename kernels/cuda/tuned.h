@@ -16,5 +16,6 @@ void tuned_tensor_route(struct ops *table);
 void tuned_tensor_experts(struct ops *table);
 void tuned_tensor_head(struct ops *table);
 void tuned_split_mhc(struct ops *table);
+void tuned_leaves_attend(struct ops *table);
 
 #endif

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 
-TUNED = ["mhc", "project", "compress", "indexer", "oproj", "route", "experts", "head"]
+TUNED = ["mhc", "project", "compress", "indexer", "attend", "oproj", "route", "experts", "head"]
 
 
 def ask(program, command, options, device, lines, tuned=False):

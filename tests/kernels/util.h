@@ -24,17 +24,39 @@
 /* What is tested: the CPU, or the device that the program's argument names. */
 static const struct ops *backend __attribute__((unused)) = &ops_cpu;
 
-/* Skips the whole program where the device named by the first argument isn't there. */
+/* Skips the whole program where the device named by the first argument isn't there. A second one,
+ * OPERATION=VARIANT, is that variant among references. */
 static inline void backend_choose(int argc, char **argv)
 {
+    static struct ops table;
     struct registry_choice choice;
+    struct registry_wishes wishes;
+    struct ops_limits limits = {.n_rows = 0};
     struct error err = {""};
+    char all[] = "all", *allowed[] = {all};
     if (argc > 1 && registry_find(argv[1], &choice, &err)) {
         printf("%s: skipped\n", err.text);
         exit(77);
     }
     if (argc > 1) {
         backend = choice.ops;
+    }
+    if (argc > 2 && strchr(argv[2], '=')) {
+        struct registry_query query = {.backend = choice.backend,
+                                       .device = &choice.device,
+                                       .wishes = &wishes,
+                                       .limits = &limits};
+        table = *choice.ops;
+        if (registry_wishes_parse(argv + 2, 1, allowed, 1, &wishes, &err) ||
+            registry_select(&query, &table, NULL, NULL, &err)) {
+            printf("%s\n", err.text);
+            exit(1);
+        }
+        struct ops chosen = table;
+        table = *choice.ops;
+        table.attend =
+            chosen.attend; /* of the operations tested with this, the one with variants */
+        backend = &table;
     }
 }
 
