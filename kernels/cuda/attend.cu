@@ -184,7 +184,8 @@ enum mix { MIX_ONE_BY_ONE, MIX_LEAVES, MIX_A_LEAF };
 /* Block: a row, MIX_HEADS heads, n_ch channels; of MIX_A_LEAF one leaf of them, for which grid z
  * counts channels first. Thread (x, y): channels 4 x .., heads 4 y .. */
 template <int MIX>
-__global__ void __launch_bounds__(THREADS) attend_mix_kernel(struct attend_args args, uint32_t n_ch)
+__global__ void __launch_bounds__(THREADS, 2)
+    attend_mix_kernel(struct attend_args args, uint32_t n_ch)
 {
     extern __shared__ float4 shared4[];
     __shared__ float4 p4[MIX_TILE * MIX_HEADS / 4];
