@@ -92,26 +92,31 @@ static const struct registry_backend cpu_backend = {
 
 #define CUDA_TENSOR(operation_)                                                                    \
     {.operation = #operation_, .name = "tensor",                                                   \
-     .note = "FP8, MXFP4 and bfloat16 on tensor cores; other matrices by the reference's products", \
+     .note = "FP8, MXFP4 and bfloat16 on tensor cores, within 2^-18 of the products' sizes; other " \
+             "matrices by the reference's products",                                               \
      .shared_bytes = 48 << 10, .serves = tuned_tensor_serves, .install = tuned_tensor_##operation_}
 
+/* Bytes moved once, with the CPU's bits: no other kernel would do it better. */
+#define CUDA_PLAIN(operation_, note_) \
+    {.operation = operation_, .name = "plain", .note = note_}
+
 static const struct registry_variant cuda_variants[] = {
-    CUDA_REFERENCE("embed"),
-    {.operation = "mhc", .name = "split", .note = "a row's channels over many blocks",
+    CUDA_PLAIN("embed", "rows of the table, copied; the CPU's bits"),
+    {.operation = "mhc", .name = "split", .note = "a row's channels over many blocks, within two units of bfloat16",
      .shared_bytes = 48 << 10, .install = tuned_split_mhc},
     CUDA_REFERENCE("mhc"),
     CUDA_TENSOR(project), CUDA_REFERENCE("project"),
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
     CUDA_TENSOR(indexer), CUDA_REFERENCE("indexer"),
     CUDA_REFERENCE("topk"),
-    {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks",
+    {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks, within 2^-19 of the terms' sizes",
      .shared_bytes = 48 << 10, .install = tuned_leaves_attend},
     CUDA_REFERENCE("attend"),
     CUDA_TENSOR(oproj), CUDA_REFERENCE("oproj"),
     CUDA_TENSOR(route), CUDA_REFERENCE("route"),
     CUDA_TENSOR(experts), CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
-    CUDA_REFERENCE("comm"),
+    CUDA_PLAIN("comm", "one pass over the parts, in rank order; the CPU's bits"),
     HOST_VARIANTS,
 };
 

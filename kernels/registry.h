@@ -6,9 +6,10 @@
  * first that serves is chosen, unless one is asked for by name.
  *
  * A *reference* variant is there to be compared with, not to serve from: it is right and slow, and
- * is chosen only where its operation was allowed by name. All CUDA variants of today are that. On
- * the CPU nothing is: who says `--device cpu` has named the backend that the others are compared
- * with, and each of its operations has one variant, `plain`.
+ * is chosen only where its operation was allowed by name. Of CUDA's operations topk has nothing
+ * else yet, nor have products in exact arithmetic. On the CPU nothing is one: who says `--device
+ * cpu` has named the backend that the others are compared with, and each of its operations has one
+ * variant, `plain`.
  *
  * What is asked for by name (struct registry_wishes) belongs to the process, like the instruction
  * set that the products use: it is set once at start, before any device is opened.

@@ -4,7 +4,7 @@
 namespace
 {
 
-enum { THREADS = 128, WARPS = THREADS / CUDA_WARP };
+enum { THREADS = 128, WARPS = THREADS / CUDA_WARP, EMBED_BLOCKS = 8 };
 
 __global__ void __launch_bounds__(THREADS)
     rope_kernel(ops_rows rows, const float *freqs, uint32_t rope_dim, float *table)
@@ -15,13 +15,13 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A block for each row. */
+/* EMBED_BLOCKS blocks (y) for each row (x). */
 __global__ void __launch_bounds__(THREADS)
     embed_kernel(ops_rows rows, const void *table, bool half, uint32_t n, float *streams)
 {
     const size_t from = (size_t)rows.tokens[blockIdx.x] * n;
     float *to = streams + (size_t)blockIdx.x * OPS_HC * n;
-    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < n; i += EMBED_BLOCKS * THREADS) {
         float x = half ? bf16_decode(static_cast<const uint16_t *>(table)[from + i])
                        : static_cast<const float *>(table)[from + i];
 #pragma unroll
@@ -49,7 +49,7 @@ void cuda_embed(struct ops_device *dev, const struct ops_rows *rows, const struc
     if (table->form != CUDA_TABLE_BF16 && table->form != CUDA_TABLE_F32) {
         cuda_failed(dev, STATUS_INVALID, "embed was given a matrix for products");
     } else if (rows->n_rows) {
-        embed_kernel<<<rows->n_rows, THREADS, 0, dev->stream>>>(
+        embed_kernel<<<dim3(rows->n_rows, EMBED_BLOCKS), THREADS, 0, dev->stream>>>(
             dev->rows, table->data, table->form == CUDA_TABLE_BF16, dev->d.hidden, ret_streams);
         cuda_launched(dev, "embed");
     }

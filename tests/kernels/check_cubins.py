@@ -2,26 +2,52 @@
 """check_cubins.py NVCC SOURCE_ROOT FILE.cu...: what ptxas says of every kernel on sm_90a and sm_120a.
 
 A kernel may use at most 99 KiB of shared memory (what sm_120 has), spill nothing and have no stack frame (an array that went
-to memory). What a launch asks for beside it, the sources bound. Prints the table; exit 1 on a breach.
+to memory). What a launch asks for beside it, the sources bound. Kernels that are there for the tensor cores must have their
+opcode in the machine code, and nobody else's has it. Prints the table; exit 1 on a breach.
 """
+import os
 import re
+import struct
 import subprocess
 import sys
+import tempfile
 
 MAX_SHARED_BYTES = 99 * 1024
+HMMA = 0x23C  # low twelve bits of an instruction of 16 bytes, on both architectures
+ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "rates.cu": {"product_kernel"}}
+
+
+def hmma_counts(cubin):
+    """{mangled kernel: HMMA instructions} of an ELF file's .text sections."""
+    section_at, = struct.unpack_from("<Q", cubin, 0x28)
+    size, n, names_i = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, section_at + i * size) for i in range(n)]  # name, type, flags, addr, offset, size
+    names_at = sections[names_i][4]
+    counts = {}
+    for section in sections:
+        start = names_at + section[0]
+        name = cubin[start:cubin.index(b"\0", start)].decode()
+        if name.startswith(".text."):
+            words = struct.iter_unpack("<QQ", cubin[section[4]:section[4] + section[5] // 16 * 16])
+            counts[name[len(".text."):]] = sum(low & 0xFFF == HMMA for low, _ in words)
+    return counts
 
 
 def main():
     nvcc, root, files = sys.argv[1], sys.argv[2], sys.argv[3:]
     breaches, rows = [], 0
-    print(f"{'file':<16} {'arch':<8} {'kernel':<32} {'registers':>9} {'shared':>8} {'spills':>7}")
+    print(f"{'file':<16} {'arch':<8} {'kernel':<32} {'registers':>9} {'shared':>8} {'spills':>7} {'HMMA':>6}")
     for file in files:
         for arch in ("90a", "120a"):
-            done = subprocess.run([nvcc, "-cubin", "-o", "/dev/null", "-O3", "-fmad=false", "-std=c++17", "-I" + root, "-Xptxas", "-v",
-                                   f"-gencode=arch=compute_{arch},code=sm_{arch}", file],
-                                  capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(done.stderr)
+            with tempfile.TemporaryDirectory() as folder:
+                cubin = os.path.join(folder, "cubin")
+                done = subprocess.run([nvcc, "-cubin", "-o", cubin, "-O3", "-fmad=false", "-std=c++17", "-I" + root, "-Xptxas", "-v",
+                                       f"-gencode=arch=compute_{arch},code=sm_{arch}", file],
+                                      capture_output=True, text=True, check=False)
+                if done.returncode:
+                    sys.exit(done.stderr)
+                with open(cubin, "rb") as code:
+                    hmma = hmma_counts(code.read())
             for part in done.stderr.split("Compiling entry function '")[1:]:
                 name = part.split("'")[0]
                 plain = [m[1] for m in re.findall(r"(?=(\d{1,2})([a-z][a-z_0-9]*_kernel))", name) if int(m[0]) == len(m[1])]
@@ -31,9 +57,11 @@ def main():
                 shared = int((re.search(r"(\d+) bytes smem", part) or [0, 0])[1])
                 rows += 1
                 label = plain[0] if plain else name[:32]
-                print(f"{file.rsplit('/', 1)[-1]:<16} {arch:<8} {label:<32} {registers:>9} {shared:>8} {spill:>7}")
+                print(f"{file.rsplit('/', 1)[-1]:<16} {arch:<8} {label:<32} {registers:>9} {shared:>8} {spill:>7} {hmma[name]:>6}")
                 if spill or stack or shared > MAX_SHARED_BYTES:
                     breaches.append(f"{label} on sm_{arch}: {spill} bytes spilled, {stack} of stack, {shared} of shared memory")
+                if (hmma[name] > 0) != (label in ON_TENSOR_CORES.get(os.path.basename(file), ())):
+                    breaches.append(f"{label} on sm_{arch}: {hmma[name]} instructions for tensor cores")
     if not rows:
         sys.exit("no kernel was found: the check checks nothing")
     for breach in breaches:

@@ -149,8 +149,8 @@ static void check_product(enum ops_format format, uint32_t rows, uint32_t cols)
             }
             double got = (double)all[r * rows + o], off = fabs(got - sum);
             worst = sizes > 0 && off / sizes > worst ? off / sizes : worst;
-            if (!(off <= sizes * 0x1p-18)) {
-                wrong("product", r, o, got, sum, sizes * 0x1p-18);
+            if (!(off <= sizes * 0x1p-20)) { /* stated: 2^-18, with all of one sign */
+                wrong("product", r, o, got, sum, sizes * 0x1p-20);
             }
         }
     }
@@ -247,7 +247,7 @@ static void check_mhc(void)
         fetch(got_x[i], x[i], X * sizeof(float));
         fetch(got_mix[i], mix[i], M * sizeof(float));
     }
-    compare("mhc_pre, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-12, 0x1p-12);
+    compare("mhc_pre, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
     /* Two roundings to bf16, of the sum and of what is normed: each may go to the next. */
     compare("mhc_pre, x", got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
     rows.n_rows = 1;
@@ -300,7 +300,7 @@ static void check_experts(void)
         fetch(got[i], y, Y * sizeof(float));
     }
     /* An activation between the products may round to the next e4m3: 2^-4 of one of many. */
-    compare("experts", got[1], got[0], HIDDEN, HIDDEN, 0.02, 0.02);
+    compare("experts", got[1], got[0], HIDDEN, HIDDEN, 0.003, 0.003);
     rows.n_rows = 1;
     for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
         cuda_experts_tensor(dev, &rows, &layer, there + (size_t)r * HIDDEN, ids_there + r * N_USED,
