@@ -2,6 +2,7 @@
 """What the trained model can do, measured.
 
     evaluate.py MODEL_DIR DATA OUT.json [--params CHECKPOINT] [--device cuda] [--rows N] [--probes N] [--batch N]
+    evaluate.py MODEL_DIR DATA OUT.json --blind N          what copying is worth if not the indexer chooses
 
 Bits per byte on held-out text (exact arithmetic, served arithmetic), the indexer's recall of the true top-k, copy accuracy at several distances with
 the choice of entries on and off, and how often the MTP block's guess is the main model's next token.  With --params the exact figures are also taken
@@ -20,6 +21,7 @@ import torch
 import export
 from model import EXACT, SERVED
 
+COPIES = ('copy_note', 'copy', 'copy_text')
 T = 2304                        # row length for bits per byte; --length changes it
 
 
@@ -117,6 +119,19 @@ def copying(m, probes, mode, most, batch):
     return out
 
 
+BLIND = {'the lowest scores': lambda sc: -sc, 'by lot': lambda sc: torch.rand(sc.shape, generator=torch.Generator().manual_seed(1)).to(sc), 'none': None}
+
+
+def blind(m, probes, most, batch):
+    """copying from 2,000 tokens back where the entries are chosen otherwise than by the indexer's highest scores"""
+    right, out = m.choose, {}
+    for name, scores in BLIND.items():
+        m.choose = lambda sc, vis: right(scores(sc), vis) if scores else torch.zeros_like(vis.expand(sc.shape))
+        out[name] = {kind: copying(m, {'2000': probes[kind]['2000']}, SERVED, most, batch)['2000'] for kind in COPIES}
+    m.choose = right
+    return out
+
+
 def main():
     p = argparse.ArgumentParser()
     p.add_argument('model')
@@ -129,6 +144,7 @@ def main():
     p.add_argument('--length', type=int, default=T)
     p.add_argument('--batch', type=int, default=8, help='copy probes at once')
     p.add_argument('--recall', type=int, default=8)
+    p.add_argument('--blind', type=int, default=0)
     a = p.parse_args()
     globals()['T'] = a.length
     begin = time.time()
@@ -143,14 +159,15 @@ def main():
         print(f'{time.time() - begin:6.1f}', name, json.dumps(value), file=sys.stderr, flush=True)
         json.dump(res, open(a.out, 'w'), indent=1)
     dense = lambda x: dataclasses.replace(x, topk=False)
-    copies = ('copy_note', 'copy', 'copy_text')
-    for kind in copies:
+    if a.blind:
+        return put('copying from 2,000 tokens back, served, other entries', blind(m, probes, a.blind, a.batch))
+    for kind in COPIES:
         put(f'{kind}, served, top-k on', copying(m, probes[kind], SERVED, a.probes, a.batch))
     b, acc = bits(m, sets, lengths, SERVED, a.rows)
     put('bits per byte, served', b)
     put('mtp acceptance, served', acc)
     put('bits per byte, checkpoint in exact arithmetic', bits(m, sets, lengths, EXACT, a.rows)[0])
-    for kind in copies:
+    for kind in COPIES:
         put(f'{kind}, served, top-k off', copying(m, probes[kind], dense(SERVED), a.probes, a.batch))
     put('index recall, served', recall(m, sets, dense(SERVED), a.recall))
     if a.params:

@@ -13,10 +13,10 @@ x = [r[0] * log['tokens_per_step'] / 1e6 for r in rows]
 fig, (a, b) = plt.subplots(2, 1, figsize=(9, 6.5), sharex=True, gridspec_kw={'height_ratios': [3, 1]})
 a.plot(x, [r[2] for r in rows], color='#c77', lw=.9, label='MTP block: the token after the next')
 a.plot(x, [r[1] for r in rows], color='#246', lw=1.1, label='next token')
-a.set_ylim(1.5, 5)
+a.set_ylim(.5, 5)
 a.set_ylabel('cross-entropy, nats a token')
 b.plot([q for q, r in zip(x, rows) if r[3]], [r[3] for r in rows if r[3]], color='#484', lw=1, label='indexer: KL to the attention it predicts')
-b.set_ylim(0.08, 0.3)
+b.set_ylim(0.08, 0.2)
 b.set_ylabel('nats')
 b.set_xlabel('million tokens')
 places = [(next((q for q, r in zip(x, rows) if r[5] >= part), None), what) for part, what in
