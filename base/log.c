@@ -1,10 +1,13 @@
 #include "base/log.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,7 +16,8 @@
 /*
  * Log lines. A line is made whole on the stack and written by one write(), so there is no lock and
  * no allocation, and lines of many processes on one pipe stay whole (PIPE_BUF is 4096). What the
- * pipe does not take is lost rather than waited for twice: a log must not stall a stream.
+ * pipe does not take is lost and counted rather than waited for: a log must not stall a stream, and
+ * a reader that stands still, or a full disk, must not stop a process.
  */
 
 enum {
@@ -147,6 +151,36 @@ size_t log_format(char *out, size_t out_bytes, bool json, const char *prefix, lo
     return line.bytes;
 }
 
+/* A pipe that poll calls writable takes PIPE_BUF bytes at once, so this write does not wait, unless
+ * another process fills the same pipe between the two calls. */
+static void line_write(const char *out, size_t bytes)
+{
+    static _Atomic uint64_t n_lost;
+    struct pollfd to = {.fd = STDERR_FILENO, .events = POLLOUT};
+    char text[80];
+    uint64_t lost = atomic_load_explicit(&n_lost, memory_order_relaxed);
+    if (poll(&to, 1, 0) != 1 || !(to.revents & POLLOUT)) {
+        atomic_fetch_add_explicit(&n_lost, 1, memory_order_relaxed);
+        return;
+    }
+    if (lost && atomic_compare_exchange_strong(&n_lost, &lost, 0)) {
+        int n = snprintf(text, sizeof(text), "log: %" PRIu64 " lines could not be written\n", lost);
+        struct iovec parts[] = {{text, (size_t)n}, {(void *)(uintptr_t)out, bytes}};
+        bool fits = (size_t)n + bytes <= LINE_MAX_BYTES; /* else the count goes alone */
+        if (writev(STDERR_FILENO, parts, fits ? 2 : 1) < 0) {
+            atomic_fetch_add_explicit(&n_lost, lost + 1, memory_order_relaxed);
+        }
+        return;
+    }
+    ssize_t done;
+    do {
+        done = write(STDERR_FILENO, out, bytes);
+    } while (done < 0 && errno == EINTR);
+    if (done < 0) {
+        atomic_fetch_add_explicit(&n_lost, 1, memory_order_relaxed);
+    }
+}
+
 void log_write(enum log_level level, const char *component, const char *format, ...)
 {
     int saved = errno;
@@ -162,9 +196,6 @@ void log_write(enum log_level level, const char *component, const char *format, 
     clock_gettime(CLOCK_REALTIME, &now);
     size_t bytes = log_format(out, sizeof(out), state.json, state.prefix,
                               now.tv_sec * 1000000000LL + now.tv_nsec, level, component, text);
-    ssize_t done;
-    do {
-        done = write(STDERR_FILENO, out, bytes);
-    } while (done < 0 && errno == EINTR);
+    line_write(out, bytes);
     errno = saved;
 }
