@@ -12,6 +12,7 @@
 #include <netinet/tcp.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,6 +26,8 @@ enum {
     BACKLOG = 4096,
     /* Connections accepted a turn, so that a storm of them leaves time for the living. */
     ACCEPT_BATCH = 64,
+    OTHER_FILES =
+        1024, /* descriptors that connections leave alone, where there are twice as many */
     /* The kernel doubles it. Together with the low mark for unsent bytes this bounds what a
      * connection hides in the kernel, which is 4 MB by default. */
     SEND_BUFFER_BYTES = 128 << 10,
@@ -214,6 +217,24 @@ static enum status config_check(const struct httpd_config *config, struct error 
     return STATUS_OK;
 }
 
+/* Connections that this process's descriptors allow. Half of few, or a thousand, are for everything
+ * else: a listener of gRPC that finds none when it accepts never accepts again. */
+static size_t connections_bound(size_t wanted)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return wanted;
+    }
+    size_t all = (size_t)limit.rlim_cur;
+    size_t most = all - (all / 2 < OTHER_FILES ? all / 2 : OTHER_FILES);
+    if (most < wanted) {
+        log_info("httpd", "%zu connections at most, not %zu: %zu files can be open (ulimit -n)",
+                 most, wanted, all);
+        return most ? most : 1;
+    }
+    return wanted;
+}
+
 static char **texts_copy(const char *const *texts, size_t n)
 {
     char **copy = mem_array(n ? n : 1, sizeof(*copy));
@@ -289,6 +310,7 @@ enum status httpd_create(struct loop *loop, const struct httpd_config *config, s
     }
     server->loop = loop;
     server->config = *config;
+    server->config.max_connections = connections_bound(config->max_connections);
     server->config.host = NULL;
     server->config.keys = NULL;
     server->config.cors_origins = NULL;

@@ -73,7 +73,8 @@ struct httpd_config {
     size_t max_bodies_bytes;   /* 1 GiB, of all requests being read; beyond: 429 */
     size_t max_head_bytes;     /* 32 KiB, request line and headers */
     size_t max_headers;        /* 100, at most 255 */
-    size_t max_connections;    /* 10,000; beyond, idle ones are closed, else accepting waits */
+    size_t max_connections;    /* 10,000, and what RLIMIT_NOFILE leaves; beyond, idle ones
+                                * are closed, else accepting waits */
     uint64_t head_timeout_ns;  /* 10 s from the first byte (or the accept) to whole headers */
     uint64_t body_timeout_ns;  /* 30 s from the headers to a whole body */
     uint64_t idle_timeout_ns;  /* 120 s between requests */

@@ -264,6 +264,9 @@ static void on_tick(void *cookie)
         }
     }
     node->ticked = true;
+    if (rpc_core_is_deaf()) {
+        service_reason_set(node->service, "gRPC", "its listener is gone: start this node again");
+    }
     bool joined = join_n_joined(node->join) > 0;
     if (joined != node->joined) {
         node->joined = joined;

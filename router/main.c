@@ -25,6 +25,7 @@ struct router {
     struct options options;
     struct loop *loop;
     struct service *service;
+    struct loop_timer *look; /* at the listener of gRPC */
     struct metrics *metrics;
     struct httpd *httpd;
     struct rpc_core *rpc;
@@ -87,6 +88,19 @@ static void on_nodes_changed(void *cookie)
         service_reason_set(router->service, "nodes", "%s", text);
     }
     health_set(router->health, "", is_ready && !service_draining(router->service));
+}
+
+static void on_look(void *cookie)
+{
+    struct router *router = cookie;
+    if (rpc_core_is_deaf()) {
+        service_reason_set(
+            router->service, "gRPC",
+            "no node can join any more: its listener is gone, start the router again");
+        health_set(router->health, "", false);
+        return;
+    }
+    loop_timer_arm(router->look, NS_PER_S);
 }
 
 static const struct registry_events registry_events = {
@@ -371,6 +385,8 @@ static enum status router_open(struct router *router, struct error *err)
     on_nodes_changed(router);
     service_reason_clear(router->service, "starting");
     rpc_server_start(router->server);
+    router->look = loop_timer_create(router->loop, on_look, router);
+    loop_timer_arm(router->look, NS_PER_S);
     log_info("router", "HTTP on %s, nodes join at port %u", httpd_address(router->httpd),
              rpc_server_port(router->server));
     return STATUS_OK;
@@ -378,6 +394,7 @@ static enum status router_open(struct router *router, struct error *err)
 
 static void router_close(struct router *router)
 {
+    loop_timer_free(router->look);
     httpd_free(router->httpd);
     workers_free(router->workers);
     requests_free(router->requests);

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -9,6 +10,7 @@
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
+#include <grpc/support/log.h>
 #include <grpc/support/time.h>
 
 #include "base/log.h"
@@ -51,12 +53,31 @@ void rpc_core_look(struct rpc_core *core)
     rpc_queue_look(core->queue);
 }
 
+static _Atomic bool is_deaf;
+
+bool rpc_core_is_deaf(void)
+{
+    return atomic_load_explicit(&is_deaf, memory_order_relaxed);
+}
+
+/* Any thread. What gRPC says of lost connections is left out: ours is logged. */
+static void grpc_said(gpr_log_func_args *said)
+{
+    if (strstr(said->message, "Failed accept") && !atomic_exchange(&is_deaf, true)) {
+        log_error("rpc",
+                  "gRPC stopped accepting connections for good (%s): start this process again",
+                  said->message);
+    }
+}
+
 enum status rpc_core_create(struct loop *loop, struct rpc_core **ret_core, struct error *err)
 {
     struct rpc_core *core = mem_zalloc(sizeof *core);
     core->loop = loop;
-    /* gRPC writes its own opinion of each lost connection to standard error; ours is logged. */
-    setenv("GRPC_VERBOSITY", "NONE", 0);
+    if (getenv("GRPC_VERBOSITY") == NULL) {
+        gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+        gpr_set_log_function(grpc_said);
+    }
     /* names resolve as everywhere else on this machine, not by the library's own client */
     setenv("GRPC_DNS_RESOLVER", "native", 0);
     enum status status = rpc_queue_create(loop, &core->queue, err);

@@ -78,6 +78,13 @@ enum status must_check rpc_core_create(struct loop *loop, struct rpc_core **ret_
                                        struct error *err);
 
 /*
+ * Whether a listener of this process has stopped accepting for good, which gRPC does without a word
+ * when it finds no descriptor left as it accepts. Links that stand go on. Only a new start mends
+ * it.
+ */
+bool rpc_core_is_deaf(void);
+
+/*
  * Ends gRPC: waits until everything that was cancelled has come back (milliseconds; links and calls
  * that were closed before go on ending until then), joins the thread, shuts the library down.
  * Servers, links and client calls must have been freed or closed. NULL is allowed.

@@ -1,6 +1,7 @@
 """The key guards every route, in every spelling; inner ports are not open to the world."""
 import json
 import re
+import socket
 import subprocess
 import time
 
@@ -119,6 +120,36 @@ def a_node_without_the_token(build):
                 need("stranger" not in {w["id"] for w in c.workers()}, f"it joined with the token {token!r}")
                 need(TOKEN not in node.said(), "the token is not given away", node.said())
         check("the cluster goes on", c.chat("x", max_tokens=2).status, 200)
+
+
+FEW_FILES = 200
+
+
+@suite.case("descriptors-run-out")
+def descriptors_run_out(build):
+    """Few descriptors: HTTP clients can't take those that nodes need; a router that nodes can't reach any more says so."""
+    with kit.Daemon(build, "router", f"--model={kit.TINY}", "--http-port=0", "--grpc-port=0",
+                    around=("prlimit", f"--nofile={FEW_FILES}")) as router:
+        said = router.says("nodes join at port", 10)
+        http, grpc = (int(re.search(pattern, said)[1]) for pattern in (r"HTTP on \S+:(\d+),", r"join at port (\d+)"))
+
+        def ready():
+            answer = kit.ask(("127.0.0.1", http), "GET", "/readyz")
+            return answer.status, answer.body.decode()
+
+        flood = [socket.create_connection(("127.0.0.1", http)) for _ in range(2 * FEW_FILES)]
+        with kit.Daemon(build, "decode", "--node-id=late", f"--router=127.0.0.1:{grpc}"):
+            router.says("decode node late", 10)
+            for one in flood:
+                one.close()
+            kit.wait_for("ready again", lambda: ready()[0] == 200, 10)
+
+            flood = [socket.create_connection(("127.0.0.1", grpc)) for _ in range(2 * FEW_FILES)]
+            router.says("stopped accepting", 10)
+            for one in flood:
+                one.close()
+            kit.wait_for("it says that no node can join", lambda: "listener" in ready()[1], 10)
+            check("and is not ready", ready()[0], 503)
 
 
 if __name__ == "__main__":
