@@ -10,11 +10,13 @@ serves by hand: every packet is kept for a while, or dropped. (netem would do it
 many kernels.)
 """
 import atexit
+import contextlib
 import ctypes
 import fcntl
 import heapq
 import os
 import random
+import re
 import select
 import socket
 import struct
@@ -43,6 +45,15 @@ def write(path, text):
         file.write(text)
 
 
+def sweep():
+    """Namespaces of drills that were killed and could not clean up."""
+    with contextlib.suppress(OSError):
+        for space in os.listdir("/run/netns"):
+            match = re.match(r"drill-(\d+)-", space)
+            if match and not os.path.exists(f"/proc/{match[1]}"):
+                ip("netns", "delete", space)
+
+
 class Net:
     """names: of the processes, the router first. Must be made by the thread that starts everything else."""
 
@@ -60,6 +71,7 @@ class Net:
             os.close(self.outside)
             raise Missing(f"a network namespace needs root: {os.strerror(number)}")
         try:
+            sweep()
             self.build()
         except (OSError, Missing) as problem:
             self.close()
