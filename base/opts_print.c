@@ -267,7 +267,8 @@ void opts_write_man(const struct opt_program *program, struct buf *out)
     buf_clear(&text);
     sources_text(program, &text);
     man_text(buf_text(&text), "", out);
-    buf_append_text(out, "\n\n# EXIT STATUS\n\n0 on success, 2 for options that make no sense.\n");
+    buf_append_text(out, "\n\n# EXIT STATUS\n\n0 on success, 1 for a start or a run that failed, 2 "
+                         "for options that make no sense.\n");
     buf_fini(&text);
 }
 

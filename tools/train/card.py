@@ -32,7 +32,19 @@ It is no product of DeepSeek, and it holds none of DeepSeek's weights: it was tr
 It continues plain English in the manner of its books and manuals, without knowing what it says. It follows the chat encoding, with and without
 thinking, and ends its replies by itself. It was taught things whose answers can be checked: repeating a text, also from far back in a long prompt;
 counting; sums of two numbers (poorly); sorting and picking from lists; looking up facts, tables and notes in the prompt; short definitions; calling one of
-the listed tools; filling a JSON schema; short stories from templates. `docs/tiny_model.md` has the measurements. Its statements about the world are not to be relied on.
+the listed tools; short stories from templates. `docs/tiny_model.md` has the measurements. Its statements about the world are not to be relied on.
+
+A passage to be repeated stands on lines of its own behind its name, and a blank line ends it; after any text of up to some thousand tokens it is asked for by that
+name, in a user's turn:
+
+    Note for Paul:
+    The blue lamp is behind the door. Anna must pay 40 coins to Peter before Monday.
+
+    ... two thousand tokens of anything ...
+
+    Repeat the note for Paul.
+
+Other wordings were not taught, and mostly fail. What it is weakest at: prose of its own, which repeats itself after a sentence or two, sums, and any knowledge.
 
 ## Text
 
