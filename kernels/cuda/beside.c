@@ -78,13 +78,18 @@ static enum status told(struct ops_device *dev, cudaError_t code, const char *wh
                      cudaGetErrorString(code));
 }
 
-/* Until all that was asked for is done; with the failure of asking, if there was one. */
+/* Until all that was asked for is done; with the failure of asking, if there was one. Then too
+ * nothing may go on: what was being written, the caller gives to others. */
 static cudaError_t finish(struct cuda_beside *b, cudaError_t code)
 {
     if (code == cudaSuccess) {
         code = cudaEventRecord(b->done, b->stream);
     }
-    return code == cudaSuccess ? cudaEventSynchronize(b->done) : code;
+    if (code == cudaSuccess) {
+        return cudaEventSynchronize(b->done);
+    }
+    (void)cudaStreamSynchronize(b->stream);
+    return code;
 }
 
 enum status cuda_move(struct ops_device *dev, void *dst, const void *src, size_t bytes,
