@@ -208,7 +208,7 @@ def test_damaged_parcels(build):
             before = checksums(node)
             node_http(node, "POST", "/debug/faults", b"accept.copy=" + fault.encode())
             same(ask_all(cluster, ids, 0, 1), want, f"accept.copy={fault}")
-            again, wrong = (now - then for now, then in zip(checksums(node), before))
+            again, wrong = (after - first for first, after in zip(before, checksums(node)))
             print(f"      accept.copy={fault}: {again:.0f} copied again, {wrong:.0f} stayed wrong")
             check(again > 0, "no parcel was copied again")
             check((wrong > 0) == (fault != "fail,n=1"), "what is damaged where it lies stays wrong, and nothing else")

@@ -9,6 +9,7 @@
  * program. 77 without a device.
  */
 #include "tests/kernels/backends.h"
+#include "tests/kernels/small.h"
 
 enum {
     N_CASES = 56,
@@ -565,25 +566,7 @@ static void run_case(uint32_t case_i, bool wide)
 static void run_big(void)
 {
     enum { LAST = 3, WIDTH = OPS_HC * 4096 };
-    struct ops_dims d = {.hidden = 4096,
-                         .vocab = 16,
-                         .n_heads = 1,
-                         .head_dim = 128,
-                         .rope_dim = 64,
-                         .q_lora = 64,
-                         .o_groups = 1,
-                         .o_lora = 16,
-                         .window = 8,
-                         .ring = 16,
-                         .n_experts = 2,
-                         .n_experts_used = 1,
-                         .expert_end = 2,
-                         .expert_width = 16,
-                         .hc_iters = 20,
-                         .hc_eps = 1e-6f,
-                         .rms_eps = 1e-6f,
-                         .rope_theta = 10000.0,
-                         .compress_theta = 160000.0};
+    struct ops_dims d = small_dims(4096);
     uint32_t n_rows[2] = {LAST, BIG_ROWS};
     struct ops_hc hc[2];
     const float *norm[2];

@@ -12,6 +12,7 @@
 #include "kernels/cuda/fill.h"
 #include "kernels/registry.h"
 #include "tests/kernels/random.h"
+#include "tests/kernels/small.h"
 
 enum { N_CASES = 300, N_FORMS = CUDA_TABLE_BF16 + 1 };
 static uint64_t seed = 11;
@@ -159,23 +160,7 @@ int main(int argc, char **argv)
     const struct ops *ops = NULL;
     int n_wrong = 0;
     if (argc > 1) {
-        const struct ops_dims dims = {.hidden = 64,
-                                      .vocab = 16,
-                                      .n_heads = 1,
-                                      .head_dim = 128,
-                                      .rope_dim = 64,
-                                      .q_lora = 64,
-                                      .o_groups = 1,
-                                      .o_lora = 16,
-                                      .window = 8,
-                                      .ring = 16,
-                                      .n_experts = 2,
-                                      .n_experts_used = 1,
-                                      .expert_end = 2,
-                                      .expert_width = 16,
-                                      .hc_iters = 20,
-                                      .rope_theta = 10000.0,
-                                      .compress_theta = 160000.0};
+        const struct ops_dims dims = small_dims(64);
         const struct ops_limits limits = {.n_rows = 4, .n_tokens = 16};
         if (registry_find(argv[1], &choice, &err)) {
             printf("skipped: %s\n", err.text);

@@ -17,6 +17,7 @@
 #include "kernels/registry.h"
 #include "kernels/source.h"
 #include "tests/kernels/random.h"
+#include "tests/kernels/small.h"
 
 enum { MOST_ROWS = 40, HIDDEN = 4096, N_EXPERTS = 9, N_USED = 3, WIDTH = 256 };
 static uint64_t seed = 5;
@@ -317,26 +318,11 @@ int main(int argc, char **argv)
 {
     struct registry_choice choice;
     struct error err = {""};
-    const struct ops_dims dims = {.hidden = HIDDEN,
-                                  .vocab = 16,
-                                  .n_heads = 1,
-                                  .head_dim = 128,
-                                  .rope_dim = 64,
-                                  .q_lora = 64,
-                                  .o_groups = 1,
-                                  .o_lora = 16,
-                                  .window = 8,
-                                  .ring = 16,
-                                  .n_experts = N_EXPERTS,
-                                  .n_experts_used = N_USED,
-                                  .expert_end = N_EXPERTS,
-                                  .expert_width = WIDTH,
-                                  .has_shared = true,
-                                  .hc_iters = 20,
-                                  .hc_eps = 1e-6f,
-                                  .rms_eps = 1e-6f,
-                                  .rope_theta = 10000.0,
-                                  .compress_theta = 160000.0};
+    struct ops_dims dims = small_dims(HIDDEN);
+    dims.n_experts = dims.expert_end = N_EXPERTS;
+    dims.n_experts_used = N_USED;
+    dims.expert_width = WIDTH;
+    dims.has_shared = true;
     const struct ops_limits limits = {.n_rows = MOST_ROWS, .n_tokens = 16};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
