@@ -1,5 +1,8 @@
 /* The layer graph: the order of operations and nothing else.
  *
+ * What all ranks would compute alike, those that have memory of their own compute, each for itself;
+ * with one memory that is rank 0 alone. The bits are the same either way, and so are the pages.
+ *
  * Order within a layer matters in one place: entries and keys that a token completes are in their
  * pages before that token attends, and the window takes new rows only after every rank has
  * attended.
@@ -15,23 +18,44 @@ static float *floats(struct forward *f, uint32_t rank, size_t n, size_t m, bool 
     return memory;
 }
 
+/* What one rank computes for itself, or rank 0 for all. */
+static void init_alike(struct forward *f, uint32_t k, bool *ok)
+{
+    struct forward_rank *rank = &f->ranks[k];
+    const struct ops_dims *d = &rank->dims;
+    size_t t = f->max_rows;
+    rank->streams = floats(f, k, t, (size_t)OPS_HC * d->hidden, ok);
+    rank->x = floats(f, k, t, d->hidden, ok);
+    rank->mix = floats(f, k, t, OPS_HC_OUT, ok);
+    rank->iq = floats(f, k, t, (size_t)d->index_heads * d->index_dim, ok);
+    rank->iw = floats(f, k, t, d->index_heads, ok);
+    rank->selection.n = (uint32_t *)(void *)floats(f, k, t, 1, ok);
+    rank->selection.index = (uint32_t *)(void *)floats(f, k, t, d->index_topk, ok);
+    rank->experts = (uint32_t *)(void *)floats(f, k, t, d->n_experts_used, ok);
+    rank->expert_weights = floats(f, k, t, d->n_experts_used, ok);
+}
+
 enum status forward_init(struct forward *f, struct error *err)
 {
-    const struct ops_dims *d = &f->ranks[0].dims;
+    const struct forward_rank *first = &f->ranks[0];
     size_t t = f->max_rows;
     bool ok = true;
-    f->streams = floats(f, 0, t, (size_t)OPS_HC * d->hidden, &ok);
-    f->x = floats(f, 0, t, d->hidden, &ok);
-    f->mix = floats(f, 0, t, OPS_HC_OUT, &ok);
-    f->iq = floats(f, 0, t, (size_t)d->index_heads * d->index_dim, &ok);
-    f->iw = floats(f, 0, t, d->index_heads, &ok);
-    f->selection.n = (uint32_t *)(void *)floats(f, 0, t, 1, &ok);
-    f->selection.index = (uint32_t *)(void *)floats(f, 0, t, d->index_topk, &ok);
-    f->experts = (uint32_t *)(void *)floats(f, 0, t, d->n_experts_used, &ok);
-    f->expert_weights = floats(f, 0, t, d->n_experts_used, &ok);
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = &f->ranks[k];
-        size_t wide = (size_t)rank->dims.n_heads * d->head_dim;
+        const struct ops_dims *d = &rank->dims;
+        size_t wide = (size_t)d->n_heads * d->head_dim;
+        if (k < forward_n_memories(f)) {
+            init_alike(f, k, &ok);
+        } else {
+            rank->streams = first->streams;
+            rank->x = first->x;
+            rank->mix = first->mix;
+            rank->iq = first->iq;
+            rank->iw = first->iw;
+            rank->selection = first->selection;
+            rank->experts = first->experts;
+            rank->expert_weights = first->expert_weights;
+        }
         rank->qr = floats(f, k, t, d->q_lora, &ok);
         rank->q = floats(f, k, t, wide, &ok);
         rank->kv_rows = floats(f, k, t, d->head_dim, &ok);
@@ -44,8 +68,17 @@ enum status forward_init(struct forward *f, struct error *err)
                           f->max_rows);
 }
 
+/* The rank whose operations come next: a thread that drives several devices tells them which. */
+static struct forward_rank *turn(struct forward *f, uint32_t k)
+{
+    if (f->n_ranks > 1 && f->ops->enter) {
+        f->ops->enter(f->ranks[k].device);
+    }
+    return &f->ranks[k];
+}
+
 /* The ranks' parts of a sublayer's output become their sum; a group of one has it whole. */
-static float *sum_ranks(struct forward *f, const struct ops_rows *rows)
+static void sum_ranks(struct forward *f, const struct ops_rows *rows)
 {
     if (f->group_ranks > 1) {
         struct ops_device *devices[FORWARD_MAX_RANKS];
@@ -56,45 +89,78 @@ static float *sum_ranks(struct forward *f, const struct ops_rows *rows)
         }
         f->ops->comm(devices, f->n_ranks, rows->n_rows, parts);
     }
-    return f->ranks[0].y;
+}
+
+/* Streams to a sublayer's input ... */
+static void enter_sublayer(struct forward *f, uint32_t layer_i, bool is_attention,
+                           const struct ops_rows *rows)
+{
+    for (uint32_t k = 0; k < forward_n_memories(f); k++) {
+        struct forward_rank *rank = turn(f, k);
+        const struct ops_layer *layer = &rank->layers[layer_i];
+        f->ops->mhc_pre(rank->device, rows, is_attention ? &layer->hc_attn : &layer->hc_ffn,
+                        is_attention ? layer->attn_norm : layer->ffn_norm, rank->streams, rank->x,
+                        rank->mix);
+    }
+}
+
+/* ... and its output into the streams. */
+static void leave_sublayer(struct forward *f, const struct ops_rows *rows)
+{
+    sum_ranks(f, rows);
+    for (uint32_t k = 0; k < forward_n_memories(f); k++) {
+        struct forward_rank *rank = turn(f, k);
+        f->ops->mhc_post(rank->device, rows, rank->y, rank->mix, rank->streams);
+    }
+}
+
+/* What tokens leave in the cache, and which entries they attend to. */
+static void cache(struct forward *f, uint32_t layer_i, const struct ops_rows *rows)
+{
+    const struct ops *ops = f->ops;
+    for (uint32_t k = 0; k < forward_n_memories(f); k++) {
+        struct forward_rank *rank = turn(f, k);
+        const struct ops_layer *layer = &rank->layers[layer_i];
+        if (layer->place.ratio == OPS_SPARSE_RATIO) {
+            ops->indexer(rank->device, rows, layer, rank->x, rank->qr, rank->iq, rank->iw);
+            ops->compress(rank->device, rows, layer, true, rank->x, &rank->kv);
+            ops->topk(rank->device, rows, layer, rank->iq, rank->iw, &rank->kv, &rank->selection);
+        }
+        if (layer->place.ratio) {
+            ops->compress(rank->device, rows, layer, false, rank->x, &rank->kv);
+        }
+    }
 }
 
 static void attention(struct forward *f, uint32_t layer_i, const struct ops_rows *rows)
 {
     const struct ops *ops = f->ops;
-    struct ops_device *first = f->ranks[0].device;
-    const struct ops_layer *layer = &f->ranks[0].layers[layer_i];
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        struct forward_rank *rank = &f->ranks[k];
-        ops->project(rank->device, rows, &rank->layers[layer_i], f->x, rank->qr, rank->q,
+        struct forward_rank *rank = turn(f, k);
+        ops->project(rank->device, rows, &rank->layers[layer_i], rank->x, rank->qr, rank->q,
                      rank->kv_rows);
     }
-    if (layer->place.ratio == OPS_SPARSE_RATIO) {
-        ops->indexer(first, rows, layer, f->x, f->ranks[0].qr, f->iq, f->iw);
-        ops->compress(first, rows, layer, true, f->x, &f->kv);
-        ops->topk(first, rows, layer, f->iq, f->iw, &f->kv, &f->selection);
-    }
-    if (layer->place.ratio) {
-        ops->compress(first, rows, layer, false, f->x, &f->kv);
-    }
-    struct ops_kv kv = f->kv;
+    cache(f, layer_i, rows);
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        struct forward_rank *rank = &f->ranks[k];
-        kv.stores_window = k == f->n_ranks - 1;
+        struct forward_rank *rank = turn(f, k);
+        struct ops_kv kv = rank->kv;
+        kv.stores_window = f->apart || k == f->n_ranks - 1;
         ops->attend(rank->device, rows, &rank->layers[layer_i], rank->q, rank->kv_rows,
-                    &f->selection, &kv, rank->o);
+                    &rank->selection, &kv, rank->o);
         ops->oproj(rank->device, rows, &rank->layers[layer_i], rank->o, rank->y);
     }
 }
 
 static void mixture(struct forward *f, uint32_t layer_i, const struct ops_rows *rows)
 {
-    f->ops->route(f->ranks[0].device, rows, &f->ranks[0].layers[layer_i], f->x, f->experts,
-                  f->expert_weights);
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        struct forward_rank *rank = &f->ranks[k];
-        f->ops->experts(rank->device, rows, &rank->layers[layer_i], f->x, f->experts,
-                        f->expert_weights, rank->y);
+        struct forward_rank *rank = turn(f, k);
+        const struct ops_layer *layer = &rank->layers[layer_i];
+        if (k < forward_n_memories(f)) {
+            f->ops->route(rank->device, rows, layer, rank->x, rank->experts, rank->expert_weights);
+        }
+        f->ops->experts(rank->device, rows, layer, rank->x, rank->experts, rank->expert_weights,
+                        rank->y);
     }
 }
 
@@ -102,23 +168,24 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
                         void (*tick)(void *cookie, uint32_t n_layers), void *cookie)
 {
     const struct ops *ops = f->ops;
-    struct ops_device *first = f->ranks[0].device;
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        ops->begin(f->ranks[k].device, rows);
+        struct forward_rank *rank = turn(f, k);
+        ops->begin(rank->device, rows);
+        if (k < forward_n_memories(f)) {
+            ops->embed(rank->device, rows, &rank->globals.embed, rank->streams);
+        }
     }
-    ops->embed(first, rows, &f->ranks[0].globals.embed, f->streams);
     for (uint32_t i = 0; i < f->n_layers; i++) {
         if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) {
             return STATUS_CANCELLED;
         }
-        const struct ops_layer *layer = &f->ranks[0].layers[i];
-        ops->mhc_pre(first, rows, &layer->hc_attn, layer->attn_norm, f->streams, f->x, f->mix);
+        enter_sublayer(f, i, true, rows);
         attention(f, i, rows);
-        ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
+        leave_sublayer(f, rows);
         tick(cookie, i + 1); /* half a layer: a large chunk on a slow host is no hang */
-        ops->mhc_pre(first, rows, &layer->hc_ffn, layer->ffn_norm, f->streams, f->x, f->mix);
+        enter_sublayer(f, i, false, rows);
         mixture(f, i, rows);
-        ops->mhc_post(first, rows, sum_ranks(f, rows), f->mix, f->streams);
+        leave_sublayer(f, rows);
         tick(cookie, i + 1);
     }
     return STATUS_OK;
@@ -131,6 +198,14 @@ enum status forward_share(struct forward *f, void *memory, size_t bytes, struct 
         status = f->ops->share(f->ranks[k].device, memory, bytes, err);
     }
     return status;
+}
+
+/* The rank that was told first holds it for the others, so it goes last. */
+void forward_unshare(struct forward *f, void *memory)
+{
+    for (uint32_t k = f->n_ranks; k-- > 0;) {
+        f->ops->unshare(f->ranks[k].device, memory);
+    }
 }
 
 enum status forward_wait(struct forward *f, struct error *err)
@@ -153,8 +228,8 @@ enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
                            struct error *err)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        struct forward_rank *rank = &f->ranks[k];
-        f->ops->head(rank->device, &rank->globals, f->streams, which, n,
+        struct forward_rank *rank = turn(f, k);
+        f->ops->head(rank->device, &rank->globals, rank->streams, which, n,
                      ret_logits + rank->vocab_first, f->vocab);
     }
     return forward_wait(f, err);

@@ -109,6 +109,7 @@ static enum status plan_model(const struct engine_options *options, struct engin
                                 .n_threads = options->n_threads,
                                 .device_i = choice.device_i,
                                 .only_plan = true};
+    choice.apart = choice.apart || options->apart;
     status = model_load_plan(&choice, config, layout, options->model_dir, options->weights,
                              options->exact, &limits, true, &plan, err);
     /* What a call of fewer rows saves: sizes grow with the rows, beside a part that doesn't. */
@@ -130,13 +131,15 @@ static enum status plan_model(const struct engine_options *options, struct engin
     engine_memory_add(memory, "scratch", NULL, 1, plan.scratch_bytes - a_row * chunk, on_device);
     engine_memory_add(memory, "rows of a call", "--chunk", chunk, a_row, on_device);
     memory->items[memory->n_items - 1].least = least(rows, chunk);
-    bool apart = options->apart || choice.ops->own_memory;
-    uint64_t slot_bytes = layout->window_bytes + layout->state_bytes;
+    bool apart = options->apart || choice.apart;
+    uint32_t n_memories = apart ? choice.n_devices : 1; /* each holds the whole KV */
+    uint64_t slot_bytes = n_memories * (uint64_t)(layout->window_bytes + layout->state_bytes);
     engine_memory_add(memory, "sequence slots", "--max-sequences", n_sequences, slot_bytes,
                       on_device);
     engine_memory_add(memory, "logits", NULL, least(rows, n_sequences) + 1,
                       (uint64_t)config->vocab_size * sizeof(float), false);
-    engine_memory_add(memory, "pages", "--pages", n_pages, layout->page_bytes, on_device);
+    engine_memory_add(memory, "pages", "--pages", n_pages,
+                      n_memories * (uint64_t)layout->page_bytes, on_device);
     if (apart) {
         engine_memory_add(memory, "empty slot", NULL, 1, slot_bytes, on_device);
         engine_memory_add(memory, "slot image", NULL, 1, store_image_bytes(layout), false);

@@ -35,7 +35,7 @@ struct model_engine {
     struct forward forward;
     struct batch batch;
     struct store store;
-    bool apart;            /* the store's */
+    bool apart;            /* the store's, and the ranks' */
     float *logits;         /* [max_batch_rows, vocab] of the last step */
     uint32_t *which;       /* [max_batch_rows] */
     float *prefill_logits; /* [vocab] of the last prefill that drew */
@@ -183,6 +183,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_threads = options->n_threads,
                                 .device_i = choice.device_i};
     uint8_t identity[16];
+    choice.apart = choice.apart || options->apart;
+    m->apart = choice.apart;
     status = model_load(&m->forward, &choice, &m->config, &m->layout, options->model_dir,
                         options->weights, options->exact, &limits, tick, engine, identity, err);
     if (status) {
@@ -194,7 +196,6 @@ static enum status model_open(struct engine *engine, const struct engine_options
     }
     batch_init(&m->batch, limits.n_rows);
     m->sampler = sampler_create(info->vocab_size);
-    m->apart = options->apart || m->forward.ops->own_memory;
     engine->pool_is_apart = m->apart && !options->sends;
     engine->impl = m;
     return STATUS_OK;
@@ -228,7 +229,7 @@ static enum status model_ready(struct engine *engine, struct error *err)
     size_t logits_bytes = (size_t)info->vocab_size * sizeof(float);
     void *logits = NULL, *prefill_logits = NULL;
     enum status status = store_open(&m->store, &m->forward, &m->layout, info->n_pages,
-                                    info->max_sequences, m->apart, info->pool_base, err);
+                                    info->max_sequences, info->pool_base, err);
     if (!status) {
         status = shared_room(m, info->max_batch_rows, logits_bytes, &logits, err);
     }
@@ -270,13 +271,18 @@ static void model_memory_report(const struct engine *engine,
     for (uint32_t k = 0; k < m->forward.n_ranks; k++) {
         bytes += m->forward.ops->allocated(m->forward.ranks[k].device);
     }
-    size_t n_slots = m->store.n_slots;
+    size_t n_slots = (size_t)m->store.n_slots * forward_n_memories(&m->forward);
     line(cookie, "weights and activations", bytes - store_device_bytes(&m->store));
     line(cookie, "windows", n_slots * m->layout.window_bytes);
     line(cookie, "states", n_slots * m->layout.state_bytes);
     if (m->apart) {
-        line(cookie, "empty slot", m->layout.window_bytes + m->layout.state_bytes);
+        line(cookie, "empty slot",
+             forward_n_memories(&m->forward) * (m->layout.window_bytes + m->layout.state_bytes));
         line(cookie, "slot image", store_image_bytes(&m->layout));
+    }
+    if (forward_n_memories(&m->forward) > 1) {
+        line(cookie, "pages of the other devices",
+             (forward_n_memories(&m->forward) - 1) * engine->info.n_pages * m->layout.page_bytes);
     }
     if (m->store.mirror) {
         line(cookie, "page copies", engine->info.n_pages * m->layout.page_bytes);
@@ -384,7 +390,7 @@ static void model_unshare(struct engine *engine, void *memory)
 {
     struct model_engine *m = engine->impl;
     if (m->apart) {
-        m->forward.ops->unshare(m->forward.ranks[0].device, memory);
+        forward_unshare(&m->forward, memory);
     }
 }
 

@@ -354,7 +354,7 @@ static enum status pack_part(struct forward *f, const struct model_config *confi
             l.is_hashed = config->layers[i].is_hash_routed;
             load_layer(&l, &weights->layers[i], f->rank_first + k, &f->ranks[k].layers[i]);
         } else {
-            load_globals(&l, weights, k == 0);
+            load_globals(&l, weights, k < forward_n_memories(f));
         }
         status = l.status;
     }
@@ -435,6 +435,7 @@ static void begin(struct forward *f, const struct registry_choice *choice,
     f->n_ranks = choice->n_devices;
     f->rank_first = choice->rank_first;
     f->group_ranks = choice->n_ranks;
+    f->apart = choice->apart;
     f->n_layers = config->n_layers;
     f->max_rows = limits->n_rows;
     f->vocab = config->vocab_size;

@@ -5,6 +5,10 @@
  * leave, and whatever the host says of a slot or a page travels. Slots are windows and states;
  * apart there is one slot more, which stays as a slot is at 0 tokens.
  *
+ * Devices of a group apart have a store each, of the same bytes: what is said of a slot or a page
+ * is said to all of them, what is read comes from the first, and what landed is summed where it
+ * lies in each.
+ *
  * Thread: what says so may run on any, beside a compute call that does not use that slot or page;
  * the rest belongs to the compute thread, and is done once forward_wait returns.
  */
@@ -21,29 +25,35 @@
 #include "engine/layout.h"
 #include "kernels/parcel.h"
 
+/* Where pages and slots begin, in one memory. */
+struct store_room {
+    uint8_t *pool, *windows, *states;
+};
+
 struct store {
     struct forward *forward;
     const struct layout *layout;
     uint32_t n_pages, n_slots;
     bool apart;
-    uint8_t *pool, *windows, *states; /* apart: device memory */
-    uint8_t *slots;                   /* not apart: windows and states, owned */
-    uint8_t *mirror;                  /* apart, and pages are sent: of the whole pool. Borrowed */
-    uint8_t *image;                   /* apart: room for a page or a slot; owned */
+    uint32_t n_rooms;                           /* 1, or apart one a rank: device memory */
+    struct store_room rooms[FORWARD_MAX_RANKS]; /* all alike */
+    uint8_t *slots;                             /* not apart: windows and states, owned */
+    uint8_t *mirror; /* apart, and pages are sent: of the whole pool. Borrowed */
+    uint8_t *image;  /* apart: room for a page or a slot; owned */
     pthread_mutex_t image_lock;
 };
 
 /* Bytes of `image`. */
 size_t store_image_bytes(const struct layout *layout);
-/* Takes the memory and tells forward->kv. `pool` is n_pages of host memory: the pages themselves
- * or, apart, the mirror (NULL: there is none). EXHAUSTED, UNSUPPORTED, SYSTEM. After an error, too,
- * store_close. */
+/* Takes the memory and tells the ranks. `pool` is n_pages of host memory: the pages themselves or,
+ * with a forward that is apart, the mirror (NULL: there is none). EXHAUSTED, UNSUPPORTED, SYSTEM.
+ * After an error, too, store_close. */
 must_check enum status store_open(struct store *store, struct forward *forward,
                                   const struct layout *layout, uint32_t n_pages, uint32_t n_slots,
-                                  bool apart, uint8_t *pool, struct error *err);
+                                  uint8_t *pool, struct error *err);
 /* After the devices were closed, which use this memory; of a zeroed store too. */
 void store_close(struct store *store);
-/* What of it was taken from the device. */
+/* What of it was taken from the devices, of all together. */
 size_t store_device_bytes(const struct store *store);
 
 /* As a slot is at 0 tokens. */
@@ -65,7 +75,7 @@ must_check enum status store_page_copy(struct store *store, uint32_t dst, uint32
                                        struct error *err);
 must_check enum status store_page_read(struct store *store, uint32_t page, uint8_t *dst,
                                        struct error *err);
-/* In the memory of the device: see engine_page_address. */
+/* In the memory of the first device: see engine_page_address. */
 uint8_t *store_page(const struct store *store, uint32_t page);
 /* Any thread. See engine_accept_parcel. */
 must_check enum status store_accept(struct store *store, uint64_t transfer_id, uint32_t parcel_seq,

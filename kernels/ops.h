@@ -258,6 +258,9 @@ struct ops {
                                      const struct parcel_piece *pieces, uint32_t n,
                                      struct parcel_sum *ret_sum, struct error *err);
 
+    /* Operations asked for next are this device's: before each device's turn where one thread
+     * drives several, begin and comm included. NULL: nothing has to be told. */
+    void (*enter)(struct ops_device *device);
     /* First of a call: whatever depends on positions alone, and the rows for a device that can't
      * read the host's memory. The rows of the operations that follow are these. */
     void (*begin)(struct ops_device *device, const struct ops_rows *rows);

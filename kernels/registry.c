@@ -150,6 +150,7 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
                                      .n_devices = 1,
                                      .n_ranks = 1,
                                      .device_i = (uint32_t)i,
+                                     .apart = ops_cuda.own_memory,
                                      .device = {.has_memory = true}};
     enum status status = device_probe((uint32_t)i, err);
     if (!status) {
@@ -172,8 +173,11 @@ static enum status find_cuda(const char *device, struct registry_choice *ret_cho
 
 static void find_cpu(const char *device, uint32_t n_devices, struct registry_choice *ret_choice)
 {
-    *ret_choice = (struct registry_choice){
-        .backend = &cpu_backend, .ops = &ops_cpu, .n_devices = n_devices, .n_ranks = n_devices};
+    *ret_choice = (struct registry_choice){.backend = &cpu_backend,
+                                           .ops = &ops_cpu,
+                                           .n_devices = n_devices,
+                                           .n_ranks = n_devices,
+                                           .apart = ops_cpu.own_memory};
     snprintf(ret_choice->device.text, sizeof(ret_choice->device.text), "%s", device);
 }
 

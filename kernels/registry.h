@@ -72,6 +72,7 @@ struct registry_choice {
     /* The devices are ranks rank_first .. of a group of n_ranks: all of it, 0 .. n_devices, but
      * where a rank runs alone (engine/model_load.h). */
     uint32_t rank_first, n_ranks;
+    bool apart; /* each device has memory of its own, which the others and the host don't use */
     struct registry_device device;
 };
 

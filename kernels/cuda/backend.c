@@ -504,6 +504,7 @@ const struct ops ops_cuda = {
     .wait = cuda_wait,
     .move = cuda_move,
     .accept = cuda_accept,
+    .enter = enter,
     .begin = cuda_begin,
     .embed = cuda_embed,
     .mhc_pre = cuda_mhc_pre,

@@ -1,10 +1,11 @@
-/* test_model GOLDEN MODEL [cpu | apart | cuda:0 [PATTERN]]: the whole graph through engine.h.
+/* test_model GOLDEN MODEL [cpu | apart | apart:N | cuda:0 | cuda:0,1 [PATTERN]]: the whole graph
+ * through engine.h.
  *
  * Against logits of HF transformers and of the quantised reference (tests/golden, made by
  * tests/oracle/make_golden.py), and bit for bit against itself: chunkings, batches, threads, forks,
  * and a hand-off in the middle, which must all be as if nothing had happened. The same with pages
- * and slots in memory apart from the host's, as if the CPU's were, and on a GPU (77 without one),
- * whose bits are the CPU's.
+ * and slots in memory apart from the host's, as if the CPU's were, of one device or of each of a
+ * group, and on a GPU or a group of them (77 without), whose bits are those of as many CPU devices.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -28,11 +29,12 @@ enum { CONTEXT = 512, MAX_VOCAB = 8192 };
 
 static const char *golden, *tiny;
 static const char *tested = "cpu"; /* the device */
-static bool is_apart;
+static char peer[16] = "cpu";      /* as many CPU devices in one memory: the same bits */
+static bool is_apart;              /* `tested`, though the CPU's memory is not */
 
 static struct engine *open_engine(const char *dir, bool exact, const char *device, uint32_t threads)
 {
-    bool apart = is_apart && strcmp(device, "cpu") == 0;
+    bool apart = is_apart && device == tested;
     struct engine_options options = {.kind = "model",
                                      .model_dir = dir,
                                      .device = device,
@@ -176,6 +178,9 @@ static void test_exact_golden(void **state)
 static void test_quantised_golden(void **state)
 {
     char dir[512];
+    if (strcmp(peer, "cpu") != 0) {
+        skip(); /* it has one output group, which no group of devices can share */
+    }
     snprintf(dir, sizeof(dir), "%s/toy_fp8", golden);
     struct vectors v = load_vectors("toy_fp8");
     struct engine *engine = open_engine(dir, false, tested, 2);
@@ -211,7 +216,7 @@ static void test_quantised_golden(void **state)
 static void check_chunks(const char *dir, bool exact, uint32_t n, unsigned n_cuts)
 {
     struct engine *engine = open_engine(dir, exact, tested, 2);
-    struct engine *single = open_engine(dir, exact, "cpu", 1);
+    struct engine *single = open_engine(dir, exact, peer, 1);
     const struct engine_info *info = engine_info(engine);
     size_t bytes = info->vocab_size * sizeof(float);
     float *want = mem_alloc(bytes), *got = mem_alloc(bytes);
@@ -365,9 +370,9 @@ static void check_hand_off_between(const char *dir, bool exact, const char *devi
 static void check_hand_off(const char *dir, bool exact, const uint32_t *lengths, size_t n_lengths)
 {
     check_hand_off_between(dir, exact, tested, tested, lengths, n_lengths);
-    if (strcmp(tested, "cpu") != 0) {
-        check_hand_off_between(dir, exact, tested, "cpu", lengths, n_lengths);
-        check_hand_off_between(dir, exact, "cpu", tested, lengths, n_lengths);
+    if (is_apart || strcmp(tested, "cpu") != 0) {
+        check_hand_off_between(dir, exact, tested, peer, lengths, n_lengths);
+        check_hand_off_between(dir, exact, peer, tested, lengths, n_lengths);
     }
 }
 
@@ -595,7 +600,7 @@ static bool have_device(void)
         "mhc=reference",     "project=reference", "compress=reference",
         "indexer=reference", "attend=reference",  "oproj=reference",
         "route=reference",   "experts=reference", "head=reference"};
-    if (strcmp(tested, "cpu") == 0) {
+    if (strncmp(tested, "cpu", 3) == 0) {
         return true;
     }
     if (registry_find(tested, &choice, &err)) {
@@ -607,6 +612,26 @@ static bool have_device(void)
                                (char *const *)(uintptr_t)all, 1, &err) == STATUS_OK;
 }
 
+/* "apart:2": cpu:2 apart. The peer of "cuda:0,1", and of it, is cpu:2. */
+static void choose(const char *text)
+{
+    static char apart[16];
+    unsigned n = 1;
+    is_apart = strncmp(text, "apart", 5) == 0;
+    if (is_apart) {
+        snprintf(apart, sizeof(apart), "cpu%.8s", text + 5);
+        n = text[5] ? (unsigned)atoi(text + 6) : 1;
+    }
+    tested = is_apart ? apart : text;
+    if (strncmp(text, "cpu:", 4) == 0) {
+        n = (unsigned)atoi(text + 4);
+    }
+    for (const char *c = text; *c; c++) {
+        n += *c == ',';
+    }
+    snprintf(peer, sizeof(peer), n > 1 ? "cpu:%u" : "cpu", n);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3 || argc > 5) {
@@ -614,8 +639,7 @@ int main(int argc, char **argv)
     }
     golden = argv[1];
     tiny = argv[2];
-    is_apart = argc > 3 && strcmp(argv[3], "apart") == 0;
-    tested = argc > 3 && !is_apart ? argv[3] : "cpu";
+    choose(argc > 3 ? argv[3] : "cpu");
     if (argc > 4) {
         cmocka_set_test_filter(argv[4]); /* those that match, as 'test_*off' */
     }
