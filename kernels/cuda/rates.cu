@@ -51,11 +51,7 @@ __global__ void __launch_bounds__(THREADS) product_kernel(uint32_t seed, float *
 #pragma unroll
         for (int i = 0; i < SUMS; i++) {
             const int s = i % SETS, t = (i + i / SETS) % SETS;
-            asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                         : "+f"(sums[i][0]), "+f"(sums[i][1]), "+f"(sums[i][2]), "+f"(sums[i][3])
-                         : "r"(a[s][0]), "r"(a[s][1]), "r"(a[s][2]), "r"(a[s][3]), "r"(b[t][0]),
-                           "r"(b[t][1]));
+            arch_mma_bf16(sums[i], a[s][0], a[s][1], a[s][2], a[s][3], b[t][0], b[t][1]);
         }
     }
     float all = 0.0f;

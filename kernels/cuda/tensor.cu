@@ -57,20 +57,6 @@ struct product {
     uint32_t *arrived;
 };
 
-__device__ __forceinline__ uint32_t times_bf16(uint32_t a, uint32_t b)
-{
-    uint32_t product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-
-__device__ __forceinline__ uint32_t pair_bf16(float low, float high)
-{
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 /* 2^(code - 127) twice. */
 __device__ __forceinline__ uint32_t scale_pair(uint32_t code)
 {
@@ -99,8 +85,8 @@ __device__ __forceinline__ void weights_of(const uint4 &unit, uint32_t step, uin
             uint32_t w = word[2 * step + i];
             uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
             uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
-            words[2 * i] = times_bf16(times_bf16(even, back), scale);
-            words[2 * i + 1] = times_bf16(times_bf16(odd, back), scale);
+            words[2 * i] = arch_times_bf16(arch_times_bf16(even, back), scale);
+            words[2 * i + 1] = arch_times_bf16(arch_times_bf16(odd, back), scale);
         }
     } else {
         const uint32_t back = 0x7e807e80u, w = word[step]; /* 2^126 twice */
@@ -108,7 +94,7 @@ __device__ __forceinline__ void weights_of(const uint4 &unit, uint32_t step, uin
         for (int i = 0; i < 4; i++) { /* nibbles i and i + 4 */
             uint32_t v = w >> 4 * i;
             uint32_t pair = (v << 6 & 0x01c001c0u) | (v << 12 & 0x80008000u);
-            words[i] = times_bf16(times_bf16(pair, back), scale);
+            words[i] = arch_times_bf16(arch_times_bf16(pair, back), scale);
         }
     }
 }
@@ -118,31 +104,21 @@ template <int FORM>
 __device__ __forceinline__ void inputs_of(const float4 &a, const float4 &b, uint32_t *words)
 {
     if constexpr (FORM == CUDA_BF16) {
-        words[0] = pair_bf16(a.x, a.y);
-        words[1] = pair_bf16(a.z, a.w);
-        words[2] = pair_bf16(b.x, b.y);
-        words[3] = pair_bf16(b.z, b.w);
+        words[0] = arch_pair_bf16(a.x, a.y);
+        words[1] = arch_pair_bf16(a.z, a.w);
+        words[2] = arch_pair_bf16(b.x, b.y);
+        words[3] = arch_pair_bf16(b.z, b.w);
     } else if constexpr (FORM == CUDA_FP8) {
-        words[0] = pair_bf16(a.x, a.z);
-        words[1] = pair_bf16(a.y, a.w);
-        words[2] = pair_bf16(b.x, b.z);
-        words[3] = pair_bf16(b.y, b.w);
+        words[0] = arch_pair_bf16(a.x, a.z);
+        words[1] = arch_pair_bf16(a.y, a.w);
+        words[2] = arch_pair_bf16(b.x, b.z);
+        words[3] = arch_pair_bf16(b.y, b.w);
     } else {
-        words[0] = pair_bf16(a.x, b.x);
-        words[1] = pair_bf16(a.y, b.y);
-        words[2] = pair_bf16(a.z, b.z);
-        words[3] = pair_bf16(a.w, b.w);
+        words[0] = arch_pair_bf16(a.x, b.x);
+        words[1] = arch_pair_bf16(a.y, b.y);
+        words[2] = arch_pair_bf16(a.z, b.z);
+        words[3] = arch_pair_bf16(a.w, b.w);
     }
-}
-
-__device__ __forceinline__ void multiply(float *sum, const uint32_t a0, const uint32_t a1,
-                                         const uint32_t a2, const uint32_t a3, const uint32_t b0,
-                                         const uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 /* What a thread reads of a chunk. */
@@ -223,8 +199,8 @@ __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) {
                     const uint32_t *low = w[2 * mt], *high = w[2 * mt + 1];
-                    multiply(sums[mt][nt], low[0], high[0], low[1], high[1], v[0], v[1]);
-                    multiply(sums[mt][nt], low[2], high[2], low[3], high[3], v[2], v[3]);
+                    arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], v[0], v[1]);
+                    arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], v[2], v[3]);
                 }
             }
         }
