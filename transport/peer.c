@@ -506,11 +506,16 @@ bool peer_is_busy(const struct put_peer *peer)
     return peer->n_posts > 0 || peer->state == PEER_CONNECTING || peer->state == PEER_CLOSING;
 }
 
-void peer_excuse(struct put_peer *peer, uint64_t now_ns)
+static void clock_stand_still(uint64_t *since_ns, uint64_t now_ns, uint64_t paused_ns)
 {
-    peer->last_completion_ns = now_ns;
+    *since_ns = now_ns - *since_ns < paused_ns ? now_ns : *since_ns + paused_ns;
+}
+
+void peer_excuse(struct put_peer *peer, uint64_t now_ns, uint64_t paused_ns)
+{
+    clock_stand_still(&peer->last_completion_ns, now_ns, paused_ns);
     if (peer->state == PEER_CONNECTING) {
-        peer->since_ns = now_ns;
+        clock_stand_still(&peer->since_ns, now_ns, paused_ns);
     }
 }
 

@@ -124,8 +124,8 @@ bool peer_post(struct put_peer *peer);
 bool peer_can_post(const struct put_peer *peer);
 bool peer_is_busy(const struct put_peer *peer);
 
-/* This process was paused: silence until now is not the peer's fault. */
-void peer_excuse(struct put_peer *peer, uint64_t now_ns);
+/* This process was paused for so long until now: that much silence is not the peer's fault. */
+void peer_excuse(struct put_peer *peer, uint64_t now_ns, uint64_t paused_ns);
 
 /* Ends a peer whose close does not end. */
 void peer_abandon(struct put_peer *peer);

@@ -155,17 +155,17 @@ static void thread_sleep(struct transport *t, bool outstanding)
     }
 }
 
-/* A pause of this process (a stop, a stalled machine) is not the peers' fault: their clocks
- * restart. */
+/* A pause of this process (a stop, a stalled machine) is not the peers' fault: their clocks stood
+ * still with it. They do not restart: where pauses are many a stall would never be seen. */
 static void turn_begin(struct transport *t)
 {
-    uint64_t now_ns = loop_now_ns();
-    if (now_ns - t->now_ns > 500 * NS_PER_MS) {
+    uint64_t now_ns = loop_now_ns(), paused_ns = now_ns - t->now_ns;
+    if (paused_ns > 500 * NS_PER_MS) {
         log_warn("transport", "the put thread was paused for %llu ms",
-                 (unsigned long long)((now_ns - t->now_ns) / NS_PER_MS));
+                 (unsigned long long)(paused_ns / NS_PER_MS));
         list_for_each(p, &t->peers)
         {
-            peer_excuse(list_entry(p, struct put_peer, link), now_ns);
+            peer_excuse(list_entry(p, struct put_peer, link), now_ns, paused_ns);
         }
     }
     t->now_ns = now_ns;
