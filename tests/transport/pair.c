@@ -184,6 +184,7 @@ void pair_main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "--child") == 0) {
         child(argv[2], strtoull(argv[3], NULL, 10));
     }
+    lost_watch();
 }
 
 /* ---- this side ---- */
@@ -218,8 +219,8 @@ void side_close(struct side *side)
 /* The callbacks of the tests only set flags, so the wait looks at them every millisecond. */
 bool side_wait(struct side *side, const bool *flag, unsigned timeout_ms)
 {
-    uint64_t until_ns = loop_now_ns() + timeout_ms * NS_PER_MS;
-    while (!*flag && loop_now_ns() < until_ns) {
+    uint64_t begin_ns = loop_now_ns();
+    while (!*flag && !lost_over(begin_ns, timeout_ms)) {
         side_run(side, 1);
     }
     return *flag;

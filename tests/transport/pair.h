@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "base/loop.h"
+#include "tests/lost.h"
 #include "transport/put.h"
 
 enum { CANARY_SEED = 77 }; /* a landing area starts out holding this pattern */
@@ -37,7 +38,7 @@ struct side {
 void side_open(struct side *side, const struct transport_options *options);
 void side_close(struct side *side);
 
-/* Runs the loop until *flag or the timeout; whether the flag came. */
+/* Runs the loop until *flag or for so long beside what the machine lost; whether the flag came. */
 bool side_wait(struct side *side, const bool *flag, unsigned timeout_ms);
 
 /* Runs the loop for so long. */
