@@ -1,5 +1,6 @@
 /* kernels/cuda/arch.cuh - all that differs between sm_90a and sm_120a, and every instruction that
- * CUDA C++ has no name for: inline assembly stands in this file alone.
+ * CUDA C++ has no name for: inline assembly stands in this file alone. Where kernels run on the
+ * processor, tests/emulate/include/emulated_arch.cuh says what each does.
  *
  * One source serves both: a kernel asks here and never tests __CUDA_ARCH__ itself. Kernels stay
  * declared for every architecture; what an architecture lacks is left out inside the body, for a
@@ -25,6 +26,10 @@
 /* Most shared memory a block may use anywhere: sm_120 has 99 KiB (CUDA C++ Programming Guide,
  * compute capabilities), and what fits there fits on sm_90 too. */
 enum { ARCH_MAX_SHARED_BYTES = 99 * 1024 };
+
+#ifdef BATON_EMULATED
+#include <emulated_arch.cuh>
+#else
 
 /* --- pairs of bfloat16 in a word, the first in its low half */
 
@@ -100,16 +105,6 @@ __device__ __forceinline__ uint32_t arch_load_acquire(const uint32_t *word)
     return value;
 }
 
-/* As atomicAdd(word, 1), which the compiler lets wait at once for a value that is wanted later: it
- * gathers the warp's lanes. */
-__device__ __forceinline__ uint32_t arch_count(uint32_t *word)
-{
-    uint32_t before;
-    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
-                 : "=r"(before)
-                 : "l"(word)
-                 : "memory");
-    return before;
-}
+#endif
 
 #endif

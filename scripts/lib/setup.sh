@@ -10,7 +10,7 @@ packages_build=(gcc meson ninja-build pkg-config python3 git
     libevent-dev libjansson-dev libxxhash-dev libssl-dev
     libgrpc-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler libucx-dev
     libcmocka-dev) # the tests are configured with the rest, also where only the programs are built
-packages_check=(clang clang-format libclang-rt-14-dev scdoc ucx-utils
+packages_check=(clang clang-format libclang-rt-14-dev libboost-context-dev scdoc ucx-utils
     prometheus python3-venv iproute2 curl openssl procps)
 
 if [ -t 1 ]; then bold=$'\e[1m' dim=$'\e[2m' red=$'\e[31m' plain=$'\e[0m'; else bold='' dim='' red='' plain=''; fi
