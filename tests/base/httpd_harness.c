@@ -147,6 +147,7 @@ static void *loop_main(void *cookie)
 
 void harness_start(struct harness *h, const struct httpd_config *config)
 {
+    lost_watch();
     const struct httpd_route routes[] = {
         {HTTPD_GET, "/hello", 0, on_hello, h},
         {HTTPD_GET, "/open", HTTPD_ROUTE_OPEN, on_hello, h},
@@ -203,7 +204,8 @@ struct httpd_stats harness_stats(struct harness *h)
 
 bool harness_await(atomic_int *value, int wanted)
 {
-    for (int i = 0; i < 2000 && atomic_load(value) < wanted; i++) {
+    uint64_t begin_ns = loop_now_ns();
+    while (atomic_load(value) < wanted && !lost_over(begin_ns, 2000)) {
         usleep(1000);
     }
     return atomic_load(value) >= wanted;
@@ -246,14 +248,24 @@ void client_text(int fd, const char *text)
     client_send(fd, text, strlen(text));
 }
 
+static bool client_can_read(int fd, unsigned wait_ms)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    uint64_t begin_ns = loop_now_ns();
+    int n;
+    do {
+        n = poll(&ready, 1, wait_ms < 100 ? (int)wait_ms : 100);
+    } while (n == 0 && !lost_over(begin_ns, wait_ms));
+    return n > 0;
+}
+
 bool client_read_all(int fd, struct buf *out, int wait_ms)
 {
     for (;;) {
-        struct pollfd ready = {.fd = fd, .events = POLLIN};
         ssize_t n;
 
         /* the first bytes may take their time on a busy machine */
-        if (poll(&ready, 1, out->bytes == 0 && wait_ms < 3000 ? 3000 : wait_ms) <= 0) {
+        if (!client_can_read(fd, (unsigned)(out->bytes == 0 && wait_ms < 3000 ? 3000 : wait_ms))) {
             return false;
         }
         n = recv(fd, buf_reserve(out, 65536), 65536, 0);

@@ -13,6 +13,7 @@
 #include "base/buf.h"
 #include "base/httpd.h"
 #include "base/loop.h"
+#include "tests/lost.h"
 
 struct harness {
     struct loop *loop;
@@ -38,8 +39,18 @@ void harness_stop(struct harness *h);
 void harness_call(struct harness *h, void (*fn)(struct harness *, void *), void *cookie);
 struct httpd_stats harness_stats(struct harness *h);
 
-/* Waits up to two seconds for *value to be at least wanted. */
+/* Waits up to two seconds, beside what the machine lost, for *value to be at least wanted. */
 bool harness_await(atomic_int *value, int wanted);
+
+/* Asks until it is so, for as long. */
+#define EVENTUALLY(condition)                                 \
+    do {                                                      \
+        uint64_t begin_ns_ = loop_now_ns();                   \
+        while (!(condition) && !lost_over(begin_ns_, 2000)) { \
+            usleep(1000);                                     \
+        }                                                     \
+        assert_true(condition);                               \
+    } while (0)
 
 /* Blocking client socket with a read time-out of five seconds. */
 int client_connect(const struct harness *h);
