@@ -594,10 +594,10 @@ static uint32_t n_not_free(const struct test_node *node, char *body, bool print)
 /* Once is enough: a pair that is tried again takes slots for its preflight at any later moment. */
 void wait_baseline(const struct test_node *node, unsigned ms)
 {
-    uint64_t end_ns = loop_now_ns() + ms * SLOW * NS_PER_MS;
+    uint64_t begin_ns = loop_now_ns();
     for (;;) {
         char *body = node_get(node, "/metrics");
-        bool late = loop_now_ns() >= end_ns;
+        bool late = lost_over(begin_ns, ms * SLOW);
         uint32_t n_busy = n_not_free(node, body, late);
         mem_free(body);
         if (n_busy == 0) {
@@ -694,9 +694,9 @@ struct test_node *node_fake(const char *name, uint64_t incarnation)
 
 static void node_reap(struct test_node *node, unsigned ms)
 {
-    uint64_t end_ns = loop_now_ns() + ms * NS_PER_MS;
+    uint64_t begin_ns = loop_now_ns();
     pid_t got = 0;
-    while (got == 0 && loop_now_ns() < end_ns) {
+    while (got == 0 && !lost_over(begin_ns, ms)) {
         run_ms(5);
         got = waitpid(node->pid, &node->exit_status, WNOHANG);
     }
@@ -772,6 +772,7 @@ int cluster_setup(void **state)
     struct error err = {""};
     static Baton__Limits limits = BATON__LIMITS__INIT;
     log_init(LOG_LEVEL_ERROR, false, NULL);
+    lost_watch();
     signal(SIGPIPE, SIG_IGN);
     assert_int_equal(loop_create(&loop), STATUS_OK);
     assert_int_equal(rpc_core_create(loop, &core, &err), STATUS_OK);

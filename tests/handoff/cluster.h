@@ -28,6 +28,7 @@
 #include "rpc/core.h"
 #include "rpc/link.h"
 #include "rpc/server.h"
+#include "tests/lost.h"
 
 enum {
     VOCAB = 1000,
@@ -145,12 +146,13 @@ void assert_greedy(const struct test_request *request, const struct start *start
 /* `n` ids drawn from a seed. mem_free. */
 uint32_t *ids_make(uint32_t n, uint64_t seed);
 
-/* Runs the loop until the condition or for ms; a macro so that the condition is looked at anew. */
+/* Runs the loop until the condition or for ms beside what the machine lost; a macro so that the
+ * condition is looked at anew. */
 void run_ms(unsigned ms);
 #define WAIT_FOR(condition, ms)                                               \
     do {                                                                      \
-        uint64_t end_ns_ = loop_now_ns() + (ms)*NS_PER_MS;                    \
-        while (!(condition) && loop_now_ns() < end_ns_) {                     \
+        uint64_t begin_ns_ = loop_now_ns();                                   \
+        while (!(condition) && !lost_over(begin_ns_, ms)) {                   \
             run_ms(2);                                                        \
         }                                                                     \
         if (!(condition)) {                                                   \
