@@ -148,7 +148,7 @@ class Cluster(kit.Cluster):
     def wait_ended(self, name, seconds):
         """(exit code, seconds until it ended)."""
         start = time.monotonic()
-        while time.monotonic() - start < seconds:
+        while not kit.lost.over(start, seconds):
             row = next(p for p in self.supervisor({"do": "status"})["processes"] if p["name"] == name)
             if row["exit"] is not None:
                 return row["exit"], time.monotonic() - start
@@ -181,12 +181,12 @@ class Cluster(kit.Cluster):
 
     def wait_ready(self, seconds=20.0):
         """Waits until it is whole; the wall clock then."""
-        deadline = time.monotonic() + seconds
+        start = time.monotonic()
         while True:
             why = self.not_ready()
             if not why:
                 return time.time()
-            if time.monotonic() > deadline:
+            if kit.lost.over(start, seconds):
                 raise kit.Wrong(f"not whole after {seconds:.0f} s: {why}")
             time.sleep(0.03)
 
@@ -207,7 +207,7 @@ class Cluster(kit.Cluster):
         start = time.monotonic()
         while True:
             held = self.holdings()
-            if not held or time.monotonic() - start > seconds:
+            if not held or kit.lost.over(start, seconds):
                 return held, time.monotonic() - start
             time.sleep(0.05)
 

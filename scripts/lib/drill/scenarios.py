@@ -177,9 +177,9 @@ def long_pause(run):
         run.cluster.stop(name)
         time.sleep(1.0)
         when = run.cluster.wake(name)
-        deadline = time.monotonic() + 3
+        start = time.monotonic()
         while run.cluster.logs.first(name, "node: this process stood still", when) is None:
-            if time.monotonic() > deadline:
+            if kit.lost.over(start, 3):
                 run.result.breach(f"{name} did not notice that it was paused for 1 s")
                 break
             time.sleep(0.02)
@@ -233,11 +233,13 @@ def router_drained(run):
 @scenario("second-signal", "SIGTERM twice: each kind of process ends at once", answer=(200, 400), allow=ROUTER_FAULT)
 def second_signal(run):
     for name in (run.pick("prefill"), run.pick("decode"), "router"):
-        run.cluster.term(name)
-        time.sleep(0.2)
+        when = run.cluster.term(name)
+        kit.wait_for(f"{name} drains", lambda n=name, w=when: run.cluster.logs.read() and
+                     run.cluster.logs.first(n, "service: .* drains", w) is not None)
+        start = time.monotonic()
         run.cluster.signal(name, signal.SIGTERM)
         code, seconds = run.cluster.wait_ended(name, 10)
-        if code != 0 or seconds > 1:
+        if code != 0 or not kit.lost.within(f"{name}'s end", start, 1, start + seconds):
             run.result.breach(f"{name} ended with {code}, {seconds:.2f} s after the second SIGTERM")
         run.start(name)
 
