@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """run.py BUILD_FOLDER: starts a cluster of the bundled model and runs every client against it; then one whose answer to
-everything is three tool calls (case TOOL-04), and one that has room for twelve requests (SCHED-03).
+everything is three tool calls (case TOOL-04), and one of 5 ms a token that has room for twelve requests (SCHED-03).
 
 Each client has the interpreter of the virtual environment that scripts/check --oracle makes for it; without
 any of them there is nothing to run: exit 77.

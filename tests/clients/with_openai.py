@@ -133,15 +133,16 @@ def errors(client, model):
 
 
 def timeouts(client, model):
-    """A client that gives up is gone: what comes after it is served."""
-    impatient = client.with_options(timeout=0.001, max_retries=0)
+    """A client that gives up is gone, and its rows with it: what comes after it is served. A token takes 5 ms there, so that
+    the answer takes fifteen seconds; four rows are all that there are."""
+    impatient = client.with_options(timeout=1, max_retries=0)
     try:
-        impatient.chat.completions.create(model=model, messages=HI, max_tokens=512)
+        impatient.chat.completions.create(model=model, messages=HI, n=4, max_tokens=3000, extra_body={"ignore_eos": True})
     except openai.APITimeoutError:
         pass
     else:
-        raise AssertionError("an answer within a millisecond")
-    chat(client, model)
+        raise AssertionError("3000 steps of 5 ms within a second")
+    chat(client.with_options(timeout=10), model)
 
 
 def three_calls(client, model):
@@ -192,18 +193,22 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True, help="of the router, http://HOST:PORT")
     parser.add_argument("--three-calls", action="store_true", help="the cluster answers with three calls")
-    parser.add_argument("--overload", action="store_true", help="the cluster has room for twelve requests")
+    parser.add_argument("--overload", action="store_true", help="the cluster has four rows of 5 ms a token, and room for twelve requests")
     args = parser.parse_args()
     client = openai.OpenAI(base_url=args.url + "/v1", api_key="none", max_retries=0, timeout=60)
     model = models(client)
     if args.overload or args.three_calls:
-        overload(args.url + "/v1", model) if args.overload else three_calls(client, model)
+        if args.overload:
+            timeouts(client, model)
+            overload(args.url + "/v1", model)
+        else:
+            three_calls(client, model)
         print(f"openai {openai.__version__}: {'overload' if args.overload else 'three calls'} passed")
         return 0
     whole = chat(client, model)
     steps = {"stream": lambda: stream(client, model, whole), "completions": lambda: completions(client, model),
              "logprobs": lambda: chat_logprobs(client, model), "tools": lambda: tools(client, model),
-             "errors": lambda: errors(client, model), "timeouts": lambda: timeouts(client, model)}
+             "errors": lambda: errors(client, model)}
     failed = 0
     for name, step in steps.items():
         try:
