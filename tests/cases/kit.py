@@ -335,7 +335,8 @@ class Daemon:
                     argv.append(option)
         self.child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                       env={**environment(), **(env or {})})
-        threading.Thread(target=lambda: self.lines.extend(self.child.stdout), daemon=True).start()
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.child.stdout), daemon=True)
+        self.reader.start()
 
     def __enter__(self):
         return self
@@ -353,13 +354,27 @@ class Daemon:
 
     def ends(self, seconds=2.0):
         """Its exit code, once it ends by itself."""
-        try:
-            code = self.child.wait(seconds * PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise Wrong(f"{self.name} still runs after {seconds * PATIENCE:.1f} s: {self.said()[-1500:]}") from None
-        time.sleep(0.05)
+        wait_for(f"{self.name} ends; it said {self.said()[-1500:]}", lambda: self.child.poll() is not None, seconds)
+        code = self.child.wait()
+        self.reader.join(10)
         need("Sanitizer" not in self.said() and "runtime error" not in self.said(), "a sanitizer's report", self.said())
         return code
+
+
+def run_for(argv, seconds, data=b""):
+    """(exit code, what it said) of a program that ends by itself, (None, what it said) if it still runs then."""
+    start = time.monotonic()
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env=environment())
+    while True:
+        try:
+            said, _ = child.communicate(data, timeout=0.2)
+            return child.returncode, said.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            data = None  # it is under way
+            if lost.over(start, seconds * PATIENCE):
+                child.kill()
+                return None, child.communicate()[0].decode(errors="replace")
 
 
 def n_ids(model):
@@ -428,12 +443,12 @@ class Baseline:
     def check(self, seconds=4.0):
         pids = self.cluster.pids()
         check("pids", pids, self.pids)
-        deadline = time.monotonic() + seconds * PATIENCE
+        start = time.monotonic()
         while True:
             found = self.difference()
             if not found:
                 break
-            if time.monotonic() > deadline:
+            if lost.over(start, seconds * PATIENCE):
                 raise Wrong("not back at the baseline:\n  " + "\n  ".join(found[:30]))
             time.sleep(0.1)
         for process in self.cluster.processes.values():
@@ -547,6 +562,7 @@ class Suite:
 
     def main(self):
         build, wanted = os.path.abspath(sys.argv[1]), sys.argv[2:]
+        lost.watch(build)
         self.n, self.failed = 0, 0
         besides = [threading.Thread(target=self.run, args=(name, "", lambda f=function: f(build)))
                    for name, function in self.waiting if not wanted or name in wanted]

@@ -42,12 +42,7 @@ def start(build, model, daemon=True):
     """(exit code, what it said) of a node that is to open the checkpoint; None if it runs."""
     program = os.path.join(build, "decode", "baton-decode") if daemon else os.path.join(build, "eval", "baton-eval")
     argv = [program, *(["--pages", "8"] if daemon else ["generate"]), "--model", model]
-    try:
-        done = subprocess.run(argv, input=b"" if daemon else b'{"tokens":[5,6],"n":2}\n', capture_output=True,
-                              timeout=30 if not daemon else 2.5 * kit.PATIENCE, env=kit.environment(), check=False)
-    except subprocess.TimeoutExpired as problem:
-        return None, (problem.stderr or b"").decode(errors="replace")
-    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")
+    return kit.run_for(argv, 2.5 if daemon else 30, b"" if daemon else b'{"tokens":[5,6],"n":2}\n')
 
 
 def refused(build, what, model, *parts, daemon=False):
@@ -204,12 +199,9 @@ def router_refused(build, what, model, *parts):
     port, join_port = kit.free_ports(2)
     argv = [os.path.join(build, "router", "baton-router"), "--model", model, "--http-port", str(port), "--grpc-port",
             str(join_port)]
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=5 * kit.PATIENCE, env=kit.environment(), check=False)
-    except subprocess.TimeoutExpired:
-        raise kit.Wrong(f"{what}: the router runs with it") from None
-    said = (done.stdout + done.stderr).decode(errors="replace")
-    need(done.returncode > 0, f"{what}: exit {done.returncode}", said)
+    code, said = kit.run_for(argv, 5)
+    need(code is not None, f"{what}: the router runs with it", said)
+    need(code > 0, f"{what}: exit {code}", said)
     for part in parts:
         need(part in said, f"{what}: {part!r} is not in what it said", said)
 

@@ -29,7 +29,7 @@ def refused_port(daemon, port, why="taken"):
         need(str(port) in daemon.said(), "the port is named", daemon.said())
         need(why in daemon.said(), "and why", daemon.said())
         need("weights" not in daemon.said().lower(), "before any weights are loaded", daemon.said())
-        need(time.monotonic() - start < 2 * kit.PATIENCE, "within two seconds")
+        kit.in_time("the end", start, 2)
 
 
 @suite.case("CFG-01")

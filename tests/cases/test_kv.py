@@ -48,7 +48,7 @@ def cancels_in_every_gap(c):
         wait_for("all pages are free, with no new traffic", lambda: not held(c), 2)
         start = time.monotonic()
         c.good_chat("probe", max_tokens=2)
-        need(time.monotonic() - start < 2 * kit.PATIENCE, "the probe's time", time.monotonic() - start)
+        kit.in_time("the probe", start, 2)
     check("failed", c.router.metric("baton_requests_failed_total"), 0)
 
 
@@ -94,7 +94,7 @@ def red_when_nothing_else_serves(build):
             start = time.monotonic()
             answer = c.chat("x", max_tokens=2)
             check("a request", (answer.status, answer.error()["code"]), (503, "no_ready_node"))
-            need(time.monotonic() - start < 1 * kit.PATIENCE, "at once")
+            kit.in_time("a refusal", start, 1)
 
 
 @suite.case("KV-03-revision")
@@ -134,8 +134,10 @@ def decode_nodes_are_of_one_checkpoint(build):
             odd.says("fingerprint", 6)
             need(ours in odd.said() and ours in c.log(), "both values are named", odd.said()[-1500:])
             need("odd" not in {w["id"] for w in c.workers()}, "it did not join", c.workers())
+            made = c.decode().metric("baton_tokens_generated_total")
+
             def end():
-                time.sleep(0.5)
+                wait_for("it runs", lambda: c.decode().metric("baton_tokens_generated_total") > made + 10)
                 c.supervisor({"do": "kill", "name": "decode-0"})
             stream, _ = kit.together([lambda: c.chat_stream("y", max_tokens=2000, timeout=60), end])
             need(not stream.done and stream.error, "the answer is not ended by another model", stream.events[-1:])
@@ -184,13 +186,12 @@ def prefill_refuses(build):
                 for stream in (False, True):
                     start = time.monotonic()
                     answer = (c.chat_stream if stream else c.chat)("word " * 900, max_tokens=4)
-                    took = time.monotonic() - start
+                    kit.in_time(f"{what}: an answer", start, 1.5)
                     if local == "auto":
                         need(isinstance(answer, kit.Stream) or answer.status == 200, f"{what}: decode prefills itself", answer)
                     else:
                         need(isinstance(answer, kit.Answer) and answer.status in (400, 503), f"{what}: refused", answer)
                         answer.error()
-                    need(took < 1.5 * kit.PATIENCE, f"{what}: it took {took:.2f} s")
                 baseline.check()
 
 
@@ -207,9 +208,8 @@ def prefill_fails_half_way(build):
                 parcels = c.decode().metric("baton_parcels_total")
                 start = time.monotonic()
                 answer = (c.chat_stream if stream else c.chat)("word " * 1900, max_tokens=4, ignore_eos=True)
-                took = time.monotonic() - start
+                kit.in_time("an answer", start, 2)
                 need(c.decode().metric("baton_parcels_total") > parcels, "half of it had come")
-                need(took < 2 * kit.PATIENCE, f"it took {took:.2f} s")
                 if local == "never":
                     need(isinstance(answer, kit.Answer), "an error", answer)
                     need((answer.status, answer.error()["code"]) in ((503, "attempts_exhausted"), (503, "no_ready_node")),
@@ -236,7 +236,7 @@ def prefill_drains_out_of_time(build):
             kit.kill(pid, 15)
             answer = wire.answer()
             check(f"another attempt serves it ({answer.body[:200]!r})", answer.status, 200)
-            need(time.monotonic() - start < 4 * kit.PATIENCE, "in time", time.monotonic() - start)
+            kit.in_time("another attempt", start, 4)
         wait_for("the node ends", lambda: c.pids()["prefill-0"] is None, 5)
         with contextlib.suppress(KeyError):
             del c.processes["prefill-0"]

@@ -8,6 +8,9 @@ import sys
 import time
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests"))
+import lost  # noqa: E402  pylint: disable=wrong-import-position
+
 TINY = os.path.join(TOP, "models", "baton-tiny")
 CRLF = b"\r\n"
 LONG = bool(os.environ.get("CASES_LONG"))  # the numbers of the reports, where they take minutes
@@ -33,15 +36,27 @@ def need(holds, what, *found):
 
 
 def wait_for(what, condition, seconds=5.0, every=0.02):
-    """Waits until condition() is true, and returns what it gave."""
-    deadline = time.monotonic() + seconds * PATIENCE
+    """Waits until condition() is true, and returns what it gave. What the machine lost meanwhile is added."""
+    start = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
+        if lost.over(start, seconds * PATIENCE):
             raise Wrong(f"not within {seconds * PATIENCE:.1f} s: {what}")
         time.sleep(every)
+
+
+def in_time(what, start, seconds, end=None):
+    """It has taken no more than this since `start`, beside what the machine lost."""
+    if not lost.within(what, start, seconds * PATIENCE, end):
+        raise Wrong(f"{what}: not within {seconds * PATIENCE:.1f} s")
+
+
+def given(start, end=None):
+    """Seconds since `start` that the machine gave."""
+    end = time.monotonic() if end is None else end
+    return end - start - lost.between(start, end)
 
 
 # ------------------------------------------------------------------------------------------------ OpenAI's shapes

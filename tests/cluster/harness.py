@@ -16,6 +16,9 @@ import time
 import urllib.parse
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(TOP, "tests"))
+import lost  # noqa: E402  pylint: disable=wrong-import-position
+
 TINY = os.path.join(TOP, "models", "baton-tiny")
 
 
@@ -34,13 +37,13 @@ def check_equal(found, wanted, what):
 
 
 def wait_for(what, condition, seconds=10.0):
-    """Asks until the answer is true; what it last said is in the failure."""
-    deadline = time.monotonic() + seconds
+    """Asks until the answer is true; what it last said is in the failure. What the machine lost is added."""
+    start = time.monotonic()
     while True:
         value = condition()
         if value is True:
             return
-        if time.monotonic() > deadline:
+        if lost.over(start, seconds):
             raise Failure(f"{what}: not within {seconds} s; last seen {value!r}")
         time.sleep(0.05)
 
@@ -263,6 +266,7 @@ class Cluster:
 def main(tests):
     """Runs the tests (functions of a Cluster's build folder) named on the command line, or all; exit 0 or 1."""
     build, names = sys.argv[1], sys.argv[2:]
+    lost.watch(build)
     failed = 0
     for test in tests:
         if names and test.__name__ not in names:

@@ -120,8 +120,7 @@ class Drill:
             try:
                 stream = i % 2 == 1
                 end, text = self.ask(i, stream)
-                took = time.monotonic() - start
-                need(took < DEADLINE_S * kit.PATIENCE, f"request {i} took {took:.1f} s and ended with {end}")
+                kit.in_time(f"request {i}, which ended with {end}", start, DEADLINE_S)
                 if end == "good":
                     check(f"text of request {i}", text, self.wanted[i])
                 else:
@@ -336,6 +335,7 @@ def main():
     parser.add_argument("--clusters", type=int, default=2, help="that work at the same time (default: 2)")
     args = parser.parse_args()
     build = os.path.abspath(args.build)
+    kit.lost.watch(build)
     points = table(build)
     for role in ("router", "prefill"):  # one table in all programs
         done = subprocess.run([os.path.join(build, role, f"baton-{role}"), "--list-fault-points"], capture_output=True,

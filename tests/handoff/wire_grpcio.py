@@ -18,6 +18,9 @@ import threading
 import time
 from concurrent import futures
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import lost  # noqa: E402  pylint: disable=wrong-import-position
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 try:
     import grpc
@@ -55,9 +58,9 @@ def load(root):
 
 
 def wait(condition, seconds, what):
-    end = time.monotonic() + seconds * slow
+    start = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, f"waited {seconds * slow} s for {what}"
+        assert not lost.over(start, seconds * slow), f"waited {seconds * slow} s for {what}"
         time.sleep(0.005)
 
 
@@ -176,9 +179,11 @@ def check_join(router):
     assert hello.protocol == 2 and hello.role == 3 and router.nodes["p0"].role == 2
     assert len(hello.fingerprint) == 16 and hello.fingerprint == router.nodes["p0"].fingerprint
     assert hello.limits.page_tokens == 256 and hello.limits.vocab_size == VOCAB and hello.incarnation
-    seen = len(router.arrivals["p0"])
+    seen, start = len(router.arrivals["p0"]), time.monotonic()
     time.sleep(2.1)
-    assert 3 <= len(router.arrivals["p0"]) - seen <= 6, "a Status every 500 ms"
+    took = time.monotonic() - start
+    n = len(router.arrivals["p0"]) - seen
+    assert (took - lost.between(start)) / 0.5 - 1.5 < n < took / 0.5 + 2, f"{n} Status in {took:.1f} s, one every 500 ms"
     wait(lambda: [p.state for p in router.status["d0"].pairs] == [READY], 10, "the pair")
     pair = router.status["d0"].pairs[0]
     assert pair.prefill.node_id == "p0" and pair.put_cost_ns > 0 and pair.bandwidth_bytes_per_s > 0
@@ -253,6 +258,7 @@ def check_drain(router, link):
 
 def main():
     build, root = sys.argv[1:3]
+    lost.watch(build)
     router = Router(build, load(root))
     router.spawn("prefill", "p0")
     router.spawn("decode", "d0")

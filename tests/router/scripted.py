@@ -83,5 +83,6 @@ class Setup(harness.Cluster):
 
 
 def main(tests):
-    sys.argv = [sys.argv[0], None, *sys.argv[4:]]
+    build = os.path.dirname(os.path.dirname(os.path.abspath(ROUTER)))
+    sys.argv = [sys.argv[0], build, *sys.argv[4:]]
     harness.main(tests)

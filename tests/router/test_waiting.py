@@ -11,6 +11,7 @@ import threading
 import time
 
 from scripted import BODY, Setup, check, check_equal, main, wait_for
+import lost
 
 COMMENT = b": waiting\n\n"
 
@@ -31,12 +32,12 @@ class Watched:
     """One request, and each piece of its answer with the second it came."""
 
     def __init__(self, setup, stream=True):
-        self.pieces = []
+        self.pieces, self.start = [], 0.0
         self.thread = threading.Thread(target=self.watch, args=(setup, stream))
         self.thread.start()
 
     def watch(self, setup, stream):
-        start = time.monotonic()
+        self.start = start = time.monotonic()
         with connect(setup) as client:
             client.sendall(framed({**BODY, "stream": stream}))
             try:
@@ -47,6 +48,12 @@ class Watched:
             except ConnectionResetError:
                 pass
             self.pieces.append((time.monotonic() - start, b"<end>"))
+
+    def came(self, what, second, low, high, since=0.0):
+        """It came in this range of seconds after `since`; the machine may have made `since` late, and it itself."""
+        early = second - since + (lost.between(self.start + since - 2, self.start + since) if since else 0.0)
+        check(early > low and lost.within(what, self.start + since, high, self.start + second),
+              f"{what} after {second - since:.2f} s, wanted {low} to {high}")
 
     def bytes(self):
         self.thread.join()
@@ -71,29 +78,33 @@ def test_silence(_):
         check(quick.done and quick.comments == 0, "comments in an answer that never paused")
 
         first, data = late.pieces[0] if late.bytes() else None
-        check(9.9 < first < 11.5, f"headers after {first:.2f} s")
+        late.came("headers", first, 9.9, 11.5)
         check(data.startswith(b"HTTP/1.1 200 OK\r\n") and b"text/event-stream" in data, f"head: {data!r}")
         seconds = late.when(COMMENT)
-        check(len(seconds) == 2 and 9.9 < seconds[0] < 11.5 and 14.9 < seconds[1] - seconds[0] < 16.5,
-              f"comments at {seconds}")
-        check(26 < late.when(b"data: {")[0] < 28.5, f"first token at {late.when(b'data: {')}")
+        check(len(seconds) == 2, f"comments at {seconds}")
+        late.came("a comment", seconds[0], 9.9, 11.5)
+        late.came("another", seconds[1], 14.9, 16.5, since=seconds[0])
+        late.came("the first token", late.when(b"data: {")[0], 26, 28.5)
         check(b"[DONE]" in late.bytes() and b'"finish_reason":"length"' in late.bytes(), "the answer is whole")
 
-        check(midway.when(b"data: {")[0] < 2, "the first tokens come at once")
+        tokens = midway.when(b"data: {")[0]
+        midway.came("the first tokens, at once,", tokens, 0, 2)
         seconds = midway.when(COMMENT)
-        check(len(seconds) == 1 and 14.9 < seconds[0] - midway.when(b"data: {")[0] < 16.5, f"a comment at {seconds}")
+        check(len(seconds) == 1, f"comments at {seconds}")
+        midway.came("a comment", seconds[0], 14.9, 16.5, since=tokens)
         check(b"[DONE]" in midway.bytes(), "it ends well")
 
-        check(9.9 < failed.pieces[0][0] < 11.5 and failed.bytes().startswith(b"HTTP/1.1 200"), "headers before the failure")
+        failed.came("headers before the failure", failed.bytes() and failed.pieces[0][0], 9.9, 11.5)
+        check(failed.bytes().startswith(b"HTTP/1.1 200"), f"{failed.pieces}")
         errors = re.findall(rb"data: (\{\"error\".*\})\n\n", failed.bytes())
         check_equal([json.loads(error)["error"]["code"] for error in errors], ["internal_error"], "the error event")
         check(b"[DONE]" not in failed.bytes() and failed.pieces[-1][1] == b"<end>", "then it is cut")
         check(not failed.bytes().replace(b"<end>", b"").endswith(b"0\r\n\r\n"), "without a last chunk")
 
         # An answer that is sent whole has its status when it has its text, however long that takes.
-        check(11 < whole.pieces[0][0] < 13.5 and whole.bytes().startswith(b"HTTP/1.1 200"), f"{whole.pieces}")
-        check(11 < whole_failed.pieces[0][0] < 13.5 and whole_failed.bytes().startswith(b"HTTP/1.1 500"),
-              f"{whole_failed.pieces}")
+        for one, status in ((whole, b"HTTP/1.1 200"), (whole_failed, b"HTTP/1.1 500")):
+            check(one.bytes().startswith(status), f"{one.pieces}")
+            one.came("an answer that is sent whole", one.pieces[0][0], 11, 13.5)
         check_equal(setup.requests(), [], "live requests")
 
 
