@@ -105,6 +105,18 @@ __device__ __forceinline__ uint32_t arch_load_acquire(const uint32_t *word)
     return value;
 }
 
+/* As atomicAdd(word, 1), which the compiler lets wait at once for a value that is wanted later: it
+ * gathers the warp's lanes. */
+__device__ __forceinline__ uint32_t arch_count(uint32_t *word)
+{
+    uint32_t before;
+    asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
+                 : "=r"(before)
+                 : "l"(word)
+                 : "memory");
+    return before;
+}
+
 #endif
 
 #endif

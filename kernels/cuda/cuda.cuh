@@ -149,6 +149,16 @@ __device__ __forceinline__ float cuda_sigmoid(float x)
     return 1.0f / (1.0f + cpu_exp(-x));
 }
 
+/* silu(gate) up, clamped, times the routing weight. */
+__device__ __forceinline__ float cuda_gated(float gate, float up, float limit, float weight)
+{
+    if (limit > 0.0f) {
+        gate = gate > limit ? limit : gate;
+        up = up > limit ? limit : (up < -limit ? -limit : up);
+    }
+    return gate * cuda_sigmoid(gate) * up * weight;
+}
+
 /* (cos, sin) pairs of one position. */
 __device__ __forceinline__ void warp_rope_table(const float *freqs, uint32_t rope_dim,
                                                 uint32_t position, float *ret_table)

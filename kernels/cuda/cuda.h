@@ -174,6 +174,9 @@ void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, con
 struct cuda_weights {
     const void *data[CUDA_MAX_EXPERTS];
 };
+/* Of n_own experts; false, and the device failed, when they differ in kind (experts.cu). */
+bool cuda_experts_gather(struct ops_device *dev, const struct ops_expert *experts, uint32_t n_own,
+                         struct cuda_weights *w1, struct cuda_weights *w3, struct cuda_weights *w2);
 void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
                        const struct cuda_weights *matrices, const float *x, size_t x_stride,
                        const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);

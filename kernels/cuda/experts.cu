@@ -99,12 +99,7 @@ __global__ void __launch_bounds__(THREADS)
     const float *b = lane_b + (size_t)lane * width;
     const float weight = lane_weight ? lane_weight[lane] : 1.0f;
     for (uint32_t i = cuda_lane(); i < width; i += CUDA_WARP) {
-        float gate = a[i], up = b[i];
-        if (limit > 0.0f) {
-            gate = gate > limit ? limit : gate;
-            up = up > limit ? limit : (up < -limit ? -limit : up);
-        }
-        a[i] = cuda_rounded(gate * cuda_sigmoid(gate) * up * weight, round);
+        a[i] = cuda_rounded(cuda_gated(a[i], b[i], limit, weight), round);
     }
     __syncwarp();
     if (quant) {
@@ -157,24 +152,6 @@ bool same_shape(const struct ops_matrix *a, const struct ops_matrix *b)
            a->quant_input == b->quant_input;
 }
 
-/* The own experts' matrices; false, and the device failed, when they differ in kind. */
-bool gather(struct ops_device *dev, const struct ops_expert *experts, uint32_t n_own,
-            cuda_weights *w1, cuda_weights *w3, cuda_weights *w2)
-{
-    for (uint32_t e = 0; e < n_own; e++) {
-        if (!same_shape(&experts[e].w1, &experts->w1) ||
-            !same_shape(&experts[e].w3, &experts->w1) ||
-            !same_shape(&experts[e].w2, &experts->w2)) {
-            cuda_failed(dev, STATUS_UNSUPPORTED, "the experts of a layer differ in their formats");
-            return false;
-        }
-        w1->data[e] = experts[e].w1.data;
-        w3->data[e] = experts[e].w3.data;
-        w2->data[e] = experts[e].w2.data;
-    }
-    return true;
-}
-
 void gate(struct ops_device *dev, uint32_t n_lanes, bool routed, const struct ops_matrix *w2,
           float *a, const float *b)
 {
@@ -191,7 +168,7 @@ void run_routed(struct ops_device *dev, const choices &c, const struct ops_layer
     const uint32_t n_own = d->expert_end - d->expert_first;
     const struct ops_expert *own = layer->experts + d->expert_first;
     cuda_weights w1, w3, w2;
-    if (!gather(dev, own, n_own, &w1, &w3, &w2)) {
+    if (!cuda_experts_gather(dev, own, n_own, &w1, &w3, &w2)) {
         return;
     }
     count_kernel<<<n_own, CUDA_WARP, 0, dev->stream>>>(c, dev->expert_lanes);
@@ -217,6 +194,23 @@ void run_routed(struct ops_device *dev, const choices &c, const struct ops_layer
 }
 
 } /* namespace */
+
+bool cuda_experts_gather(struct ops_device *dev, const struct ops_expert *experts, uint32_t n_own,
+                         struct cuda_weights *w1, struct cuda_weights *w3, struct cuda_weights *w2)
+{
+    for (uint32_t e = 0; e < n_own; e++) {
+        if (!same_shape(&experts[e].w1, &experts->w1) ||
+            !same_shape(&experts[e].w3, &experts->w1) ||
+            !same_shape(&experts[e].w2, &experts->w2)) {
+            cuda_failed(dev, STATUS_UNSUPPORTED, "the experts of a layer differ in their formats");
+            return false;
+        }
+        w1->data[e] = experts[e].w1.data;
+        w3->data[e] = experts[e].w3.data;
+        w2->data[e] = experts[e].w2.data;
+    }
+    return true;
+}
 
 void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
                   const struct ops_layer *layer, const float *x, const uint32_t *experts,

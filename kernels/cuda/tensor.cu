@@ -2,45 +2,26 @@
  *
  * Weights are FP8, MXFP4 (with power-of-two scales) or bfloat16, inputs bfloat16 values, so every
  * product is exact; what differs from the CPU is the order and the rounding of sums alone. The
- * order is fixed by the matrix's shape: its inputs are cut into 8 G runs of chunks; a warp sums a
- * run, the 8 sums of a group are added in turn, then the G groups. Who makes which of them depends
- * on the number of rows (few: a group is a block, and the last to finish adds them up; many: a
- * block makes them all), what comes out does not. Nor does the column of the tile that a row gets:
- * columns don't meet.
+ * order is fixed by the matrix's shape, see tensor.cuh. Who makes which of them depends on the
+ * number of rows (few: a group is a block, and the last to finish adds them up; many: a block makes
+ * them all), what comes out does not. Nor does the column of the tile that a row gets: columns
+ * don't meet.
  *
  * Bound, of one value before it is rounded: 2^-18 times the sum of the products' sizes, for up to
  * 8,192 inputs (a step adds 16 products and the sum so far, with an error of 2^-22 of their sizes
  * at most).
- *
- * A thread's share of an mma is chosen to suit the packed form (enum cuda_form), whose units hold
- * consecutive inputs of one output: thread (g, t) of a warp takes unit t of a chunk of four, of
- * outputs g, g + 8, g + 16, g + 24, and the inputs at the same places of row g. The order of the
- * inputs inside an mma is free as long as both sides agree.
  */
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/tensor.cuh"
 
 namespace
 {
 
 enum {
-    WARPS = 8,
+    WARPS = TENSOR_RUNS,
     THREADS = WARPS * CUDA_WARP,
-    UNITS = 4, /* of a chunk */
-    AIM_BLOCKS = 320,
-    MAX_GROUPS = 16,
+    UNITS = TENSOR_UNITS,
     FEW_ROWS = 16,
     TILE_ROWS = 32 /* of a block, where there are many */
-};
-
-template <int FORM> struct unit_of;
-template <> struct unit_of<CUDA_BF16> {
-    enum { INPUTS = 8 };
-};
-template <> struct unit_of<CUDA_FP8> {
-    enum { INPUTS = 16 };
-};
-template <> struct unit_of<CUDA_FP4_E8M0> {
-    enum { INPUTS = 32 };
 };
 
 struct product {
@@ -56,48 +37,6 @@ struct product {
     float *partial; /* [output blocks, groups, rows, 32] where groups are blocks */
     uint32_t *arrived;
 };
-
-/* 2^(code - 127) twice. */
-__device__ __forceinline__ uint32_t scale_pair(uint32_t code)
-{
-    uint32_t half = code ? code << 7 : 0x40u;
-    return half | half << 16;
-}
-
-/* Eight inputs of one output, words[0 .. 3]: operands (0, 1) of the first mma and (2, 3) of the
- * second. `step` counts the eights of the unit. */
-template <int FORM>
-__device__ __forceinline__ void weights_of(const uint4 &unit, uint32_t step, uint32_t scale,
-                                           uint32_t *words)
-{
-    const uint32_t word[4] = {unit.x, unit.y, unit.z, unit.w};
-    if constexpr (FORM == CUDA_BF16) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            words[i] = word[i];
-        }
-    } else if constexpr (FORM == CUDA_FP8) {
-        /* Bytes 0 and 2, then 1 and 3: exponent and mantissa where bfloat16 has them is 2^-120 of
-         * the value, subnormals included. */
-        const uint32_t back = 0x7b807b80u; /* 2^120 twice */
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            uint32_t w = word[2 * step + i];
-            uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
-            uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
-            words[2 * i] = arch_times_bf16(arch_times_bf16(even, back), scale);
-            words[2 * i + 1] = arch_times_bf16(arch_times_bf16(odd, back), scale);
-        }
-    } else {
-        const uint32_t back = 0x7e807e80u, w = word[step]; /* 2^126 twice */
-#pragma unroll
-        for (int i = 0; i < 4; i++) { /* nibbles i and i + 4 */
-            uint32_t v = w >> 4 * i;
-            uint32_t pair = (v << 6 & 0x01c001c0u) | (v << 12 & 0x80008000u);
-            words[i] = arch_times_bf16(arch_times_bf16(pair, back), scale);
-        }
-    }
-}
 
 /* The same places of a row. */
 template <int FORM>
@@ -136,7 +75,7 @@ __device__ __forceinline__ void load(const product &p, uint32_t chunk, uint32_t 
         reinterpret_cast<const uint4 *>(p.data) + ((size_t)blockIdx.x * n_units + u) * CUDA_BLOCK;
     const uint8_t *scales = NULL;
     if constexpr (FORM != CUDA_BF16) {
-        const uint32_t inputs = unit_of<FORM>::INPUTS, group = FORM == CUDA_FP8 ? 128 : 32;
+        const uint32_t inputs = tensor_unit<FORM>::INPUTS, group = tensor_unit<FORM>::GROUP;
         scales = p.data + cuda_scales_offset(p.n_out, p.n_in, inputs) +
                  ((size_t)blockIdx.x * cuda_groups(p.n_in, inputs, group) + u * inputs / group) *
                      CUDA_BLOCK;
@@ -152,7 +91,7 @@ __device__ __forceinline__ void load(const product &p, uint32_t chunk, uint32_t 
 template <int FORM, int NT>
 __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (*sums)[NT][4])
 {
-    enum { INPUTS = unit_of<FORM>::INPUTS };
+    enum { INPUTS = tensor_unit<FORM>::INPUTS };
     const uint32_t n_units = (p.n_in + INPUTS - 1) / INPUTS;
     const uint32_t n_chunks = (n_units + UNITS - 1) / UNITS, n_runs = WARPS * p.n_groups;
     const uint32_t end = (run + 1) * n_chunks / n_runs, lane = cuda_lane(), g = lane / 4;
@@ -184,7 +123,8 @@ __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (
             uint32_t w[4][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                weights_of<FORM>(now.unit[i], step, scale_pair(now.scale[i]), w[i]);
+                tensor_weights<FORM, false>(now.unit[i], step, tensor_unit<FORM>::BACK,
+                                            tensor_scale_pair(now.scale[i]), w[i]);
             }
             const uint32_t k = k0 + 8 * step;
 #pragma unroll
@@ -339,16 +279,6 @@ uint32_t blocks_of(uint32_t outputs)
     return (outputs + CUDA_BLOCK - 1) / CUDA_BLOCK;
 }
 
-/* By shape and form alone. */
-uint32_t groups_of(uint32_t n_out, uint32_t n_in, uint32_t inputs_a_unit)
-{
-    uint32_t n_chunks = (n_in + inputs_a_unit * UNITS - 1) / (inputs_a_unit * UNITS), n = 1;
-    while (n < MAX_GROUPS && blocks_of(n_out) * n * 2 <= AIM_BLOCKS && n_chunks >= 2 * n * WARPS) {
-        n *= 2;
-    }
-    return n;
-}
-
 bool is_served(const struct ops_matrix *m, const float *x, size_t x_stride)
 {
     return (m->form == CUDA_BF16 || m->form == CUDA_FP8 || m->form == CUDA_FP4_E8M0) &&
@@ -357,7 +287,7 @@ bool is_served(const struct ops_matrix *m, const float *x, size_t x_stride)
 
 template <int FORM> void launch_dense(struct ops_device *dev, product p)
 {
-    p.n_groups = groups_of(p.n_out, p.n_in, unit_of<FORM>::INPUTS);
+    p.n_groups = tensor_groups_of(p.n_out, p.n_in, FORM);
     const unsigned blocks = blocks_of(p.n_out);
     if (p.n_rows > FEW_ROWS) {
         tensor_many_kernel<FORM>
@@ -375,8 +305,8 @@ bool cuda_tensor_room(struct ops_device *dev)
 {
     bool ok = true;
     dev->partial =
-        static_cast<float *>(cuda_room(dev, (size_t)AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
-    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, AIM_BLOCKS, 1, &ok));
+        static_cast<float *>(cuda_room(dev, (size_t)TENSOR_AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
+    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, TENSOR_AIM_BLOCKS, 1, &ok));
     return ok;
 }
 

@@ -96,4 +96,9 @@ static inline uint32_t arch_load_acquire(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+static inline uint32_t arch_count(uint32_t *word)
+{
+    return __atomic_fetch_add(word, 1u, __ATOMIC_RELAXED);
+}
+
 #endif

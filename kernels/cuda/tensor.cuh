@@ -1,0 +1,115 @@
+/* kernels/cuda/tensor.cuh - operands of products on tensor cores, from the packed form, and the
+ * order of their sums: what tensor.cu and experts_stream.cu must have in common so that a row's
+ * bits don't depend on which of them made it.
+ *
+ * Order: a matrix's inputs are cut into chunks of four units, the chunks into 8 G runs as even as
+ * can be; a warp sums a run chunk by chunk, in each the eights of inputs of a unit in turn, and two
+ * mma an eight; the 8 sums of a group are added in turn, then the G groups.
+ *
+ * A thread's share of an mma is chosen to suit the packed form (enum cuda_form), whose units hold
+ * consecutive inputs of one output: thread (g, t) of a warp takes unit t of a chunk, of outputs g,
+ * g + 8, g + 16, g + 24, and the inputs at the same places of row g. The order of the inputs inside
+ * an mma is free as long as both sides agree.
+ */
+#ifndef BATON_KERNELS_CUDA_TENSOR_CUH
+#define BATON_KERNELS_CUDA_TENSOR_CUH
+
+#include "kernels/cuda/cuda.cuh"
+
+enum {
+    TENSOR_RUNS = 8,                                                  /* of a group */
+    TENSOR_UNITS = 4,                                                 /* of a chunk */
+    TENSOR_CHUNK_BYTES = TENSOR_UNITS * CUDA_BLOCK * CUDA_UNIT_BYTES, /* of 32 outputs, any form */
+    TENSOR_AIM_BLOCKS = 320,
+    TENSOR_MAX_GROUPS = 16
+};
+
+/* INPUTS: of a unit. GROUP: inputs of a scale, 0: there is none. BACK: what the elements' bits, put
+ * where bfloat16 has exponent and mantissa, are to be multiplied by (twice in a word). MOST: the
+ * largest code of a scale whose product with BACK is a bfloat16. */
+template <int FORM> struct tensor_unit;
+template <> struct tensor_unit<CUDA_BF16> {
+    enum { INPUTS = 8, GROUP = 0, BACK = 0, MOST = 0 };
+};
+template <> struct tensor_unit<CUDA_FP8> {
+    enum { INPUTS = 16, GROUP = 128, BACK = 0x7b807b80, MOST = 134 }; /* 2^120 */
+};
+template <> struct tensor_unit<CUDA_FP4_E8M0> {
+    enum { INPUTS = 32, GROUP = 32, BACK = 0x7e807e80, MOST = 128 }; /* 2^126 */
+};
+
+/* 2^(code - 127) twice. */
+__device__ __forceinline__ uint32_t tensor_scale_pair(uint32_t code)
+{
+    uint32_t half = code ? code << 7 : 0x40u;
+    return half | half << 16;
+}
+
+/* Eight inputs of one output, words[0 .. 3]: operands (0, 1) of the first mma and (2, 3) of the
+ * second. `step` counts the eights of the unit. The elements' bits times `by`, and unless ONCE
+ * times `scale`: BACK and the scale, or both in one. Every product is exact. */
+template <int FORM, bool ONCE>
+__device__ __forceinline__ void tensor_weights(const uint4 &unit, uint32_t step, uint32_t by,
+                                               uint32_t scale, uint32_t *words)
+{
+    const uint32_t word[4] = {unit.x, unit.y, unit.z, unit.w};
+    if constexpr (FORM == CUDA_BF16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            words[i] = word[i];
+        }
+    } else if constexpr (FORM == CUDA_FP8) {
+        /* Bytes 0 and 2, then 1 and 3: exponent and mantissa where bfloat16 has them is 2^-120 of
+         * the value, subnormals included. */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t w = word[2 * step + i];
+            uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
+            uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
+            words[2 * i] = arch_times_bf16(even, by);
+            words[2 * i + 1] = arch_times_bf16(odd, by);
+        }
+    } else {
+        const uint32_t w = word[step];
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* nibbles i and i + 4 */
+            uint32_t v = w >> 4 * i;
+            uint32_t pair = (v << 6 & 0x01c001c0u) | (v << 12 & 0x80008000u);
+            words[i] = arch_times_bf16(pair, by);
+        }
+    }
+    if constexpr (FORM != CUDA_BF16 && !ONCE) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            words[i] = arch_times_bf16(words[i], scale);
+        }
+    }
+}
+
+/* Where among the eight halves of such words input i of an eight lies. */
+FORMATS_FN uint32_t tensor_half_of(uint32_t form, uint32_t i)
+{
+    return form == CUDA_FP4_E8M0 ? i % 4 * 2 + i / 4
+           : form == CUDA_FP8    ? i / 4 * 4 + i % 2 * 2 + i / 2 % 2
+                                 : i;
+}
+
+FORMATS_FN uint32_t tensor_inputs_of(uint32_t form)
+{
+    return form == CUDA_FP4_E8M0 ? 32 : (form == CUDA_FP8 ? 16 : 8);
+}
+
+/* G, by shape and form alone. */
+FORMATS_FN uint32_t tensor_groups_of(uint32_t n_out, uint32_t n_in, uint32_t form)
+{
+    uint32_t inputs = tensor_inputs_of(form) * TENSOR_UNITS,
+             n_chunks = (n_in + inputs - 1) / inputs;
+    uint32_t n_blocks = (n_out + CUDA_BLOCK - 1) / CUDA_BLOCK, n = 1;
+    while (n < TENSOR_MAX_GROUPS && n_blocks * n * 2 <= TENSOR_AIM_BLOCKS &&
+           n_chunks >= 2 * n * TENSOR_RUNS) {
+        n *= 2;
+    }
+    return n;
+}
+
+#endif
