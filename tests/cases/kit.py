@@ -113,11 +113,15 @@ HELD = re.compile(r"baton_(ledger_items\{|requests_(queued|running)|batch_rows|t
                   r"http_(live_requests|live_streams|pending_output_bytes|body_bytes)|.*requests_live)")
 
 
+LEASE = "10s"
+
+
 class Cluster:
-    """A router and its nodes, started by scripts/cluster on free ports."""
+    """A router and its nodes, started by scripts/cluster on free ports. What stands still for half a lease joins anew, and
+    a machine that takes its processors away is no part of a case: unless it asks for None, its lease is longer than that."""
 
     def __init__(self, build, layout="split", prefill=1, decode=1, engine="sim", script=None, extra=(), model=TINY,
-                 host="127.0.0.1", local=None):
+                 host="127.0.0.1", local=None, lease=LEASE):
         self.build, self.layout, self.model, self.engine = build, layout, model, engine
         self.folder = tempfile.mkdtemp(prefix="cases-")
         self.n_prefill = prefill if layout == "split" else 0
@@ -130,6 +134,8 @@ class Cluster:
             with open(path, "w", encoding="utf-8") as file:
                 file.writelines(json.dumps(entry) + "\n" for entry in script)
             options.append(f"node:--script={path}")
+        if lease and not any("--lease=" in option for option in extra):
+            options += [f"router:--lease={lease}", f"node:--lease={lease}"]
         self.options = [*options, *extra]
         self.address = (host, 0)
         self.sanitized = is_sanitized(os.path.join(build, "decode", "baton-decode"))

@@ -129,13 +129,18 @@ class Stream:
 
 
 class Cluster:
-    def __init__(self, build, engine="sim", prefill=1, decode=1, extra=(), model=TINY, timeout=60):
+    """What stands still for half a lease joins anew: a machine that takes its processors away for a while is no part of a
+    test, so the lease is longer than that, unless it is None: the programs' own."""
+
+    def __init__(self, build, engine="sim", prefill=1, decode=1, extra=(), model=TINY, timeout=60, lease="10s"):
         self.build, self.timeout = os.path.abspath(build), timeout
         self.folder = tempfile.mkdtemp(prefix="baton-cluster-")
         self.port, self.join_port = free_ports(2)
         self.arguments = ["up", "--engine", engine, "--prefill", str(prefill), "--decode", str(decode), "--port",
                           str(self.port), "--join-port", str(self.join_port), "--build", self.build, "--model", model,
                           "--timeout", str(timeout), "--quiet"]
+        if lease and not any("--lease=" in option for option in extra):
+            extra = [f"router:--lease={lease}", f"node:--lease={lease}", *extra]
         for option in extra:
             self.arguments += ["--extra", option]
 

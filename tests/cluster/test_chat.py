@@ -150,7 +150,7 @@ def decode_goes(build, how, comes_back):
     # Small pages: where they take no time on the way the pairs are equal, whatever their preflight measured, and requests
     # spread.
     small = ["node:--sim-page-bytes=8192", "node:--sim-tail-bytes=16384"]
-    with Cluster(build, prefill=1, decode=2, extra=["node:--sim-step=20", *small]) as cluster:
+    with Cluster(build, prefill=1, decode=2, extra=["node:--sim-step=20", *small], lease=None) as cluster:
         bodies = [chat(f"question {i}", max_tokens=100, ignore_eos=True, seed=i, temperature=1, n=1 + i % 3)
                   for i in range(6)]
         with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:  # what they are does not hang on what runs beside

@@ -48,7 +48,7 @@ def red_once_stuck(nodes, point):
 def a_wedged_device_is_red(build):
     """A decode step that does not end: within a lease and a tick /healthz of that node is 503, told by the HTTP thread
     that is as well as ever; other nodes stay green; the stream is finished elsewhere; it is green when the step ends."""
-    with kit.Cluster(build, "split", prefill=1, decode=2) as c:
+    with kit.Cluster(build, "split", prefill=1, decode=2, lease=None) as c:
         wanted = c.post(PATH, body(300, 200)).json()["choices"][0]["text"]
         for i in range(2):
             arm(c.decode(i), "compute.step=delay,ms=5000,after=40,n=1")
@@ -68,7 +68,7 @@ def a_wedged_device_is_red(build):
 
 @suite.case("wedged-prefill")
 def a_wedged_chunk_is_red(build):
-    with kit.Cluster(build, "split", prefill=2) as c:
+    with kit.Cluster(build, "split", prefill=2, lease=None) as c:
         wanted = c.post(PATH, body(600, 8)).json()["choices"][0]["text"]
         for i in range(2):
             arm(c.prefill(i), "compute.chunk=delay,ms=5000,n=1")
@@ -85,7 +85,7 @@ def a_wedged_chunk_is_red(build):
 @suite.case("long-chunk")
 def a_long_chunk_is_no_hang(build):
     """Three seconds in one chunk, through which the counter moves: nobody calls that dead."""
-    with kit.Cluster(build, "split", extra=["prefill:--sim-prefill-speed=600", "node:--chunk=2048"]) as c:
+    with kit.Cluster(build, "split", extra=["prefill:--sim-prefill-speed=600", "node:--chunk=2048"], lease=None) as c:
         states, done = [], threading.Event()
 
         def watch():

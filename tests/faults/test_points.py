@@ -298,7 +298,7 @@ class Shift:
 
     def work(self):
         try:
-            with Cluster(self.build, "split", prefill=2, decode=2, extra=OPTIONS) as cluster:
+            with Cluster(self.build, "split", prefill=2, decode=2, extra=OPTIONS, lease=None) as cluster:
                 drill = Drill(cluster)
                 drill.settle()
                 for i in range(len(REQUESTS)):

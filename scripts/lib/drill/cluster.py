@@ -76,7 +76,7 @@ class Cluster(kit.Cluster):
     """Adds fixed ports (a node comes back under its name and port), signals, and measures."""
 
     def __init__(self, build, prefill, decode, engine="sim", extra=(), net=None, **options):
-        super().__init__(build, "split", prefill=prefill, decode=decode, engine=engine, extra=extra, **options)
+        super().__init__(build, "split", prefill=prefill, decode=decode, engine=engine, extra=extra, lease=None, **options)
         self.names = [f"prefill-{i}" for i in range(prefill)] + [f"decode-{i}" for i in range(decode)]
         self.net = net
         self.address = (net.hosts["router"] if net else "127.0.0.1", 0)
