@@ -39,7 +39,7 @@ struct engine_options {
     const char *kind;       /* "model" or "sim" */
     const char *model_dir;  /* checkpoint folder; for "sim" NULL */
     const char *weights;    /* NULL: the checkpoint's; "synthetic:SEED": random ones of its shape */
-    const char *device;     /* "cpu", "cpu:N", or "cuda:N" where built and there */
+    const char *device;     /* "cpu", "cpu:N", or "cuda:N" or "cuda:N,N" where built and there */
     const char *rank;       /* NULL, or "K/N": the device is rank K of a group of N whose others are
                                missing. Sums over the group hold its own part, logits its share of
                                the vocabulary (the lowest float elsewhere): for measurements */

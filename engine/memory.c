@@ -107,7 +107,6 @@ static enum status plan_model(const struct engine_options *options, struct engin
                                 .page_tokens = page_tokens,
                                 .heavy_ratio = config->heavy_ratio,
                                 .n_threads = options->n_threads,
-                                .device_i = choice.device_i,
                                 .only_plan = true};
     choice.apart = choice.apart || options->apart;
     status = model_load_plan(&choice, config, layout, options->model_dir, options->weights,
@@ -125,9 +124,13 @@ static enum status plan_model(const struct engine_options *options, struct engin
     bool on_device = choice.device.has_memory;
     memory->page_bytes = layout->page_bytes;
     memory->tail_bytes = layout_tail_max_bytes(layout);
-    memory->device_free_bytes = choice.device.free_bytes;
+    memory->device_free_bytes =
+        choice.device.free_bytes * (choice.n_cards > 1 ? choice.n_cards : 1);
     snprintf(memory->device, sizeof(memory->device), "%s", choice.device.text);
     engine_memory_add(memory, "weights", NULL, 1, plan.weights_bytes, on_device);
+    if (choice.n_cards > 1) { /* GPUs are filled alike: what is free on some helps none */
+        engine_memory_add(memory, "uneven shares", NULL, 1, plan.uneven_bytes, on_device);
+    }
     engine_memory_add(memory, "scratch", NULL, 1, plan.scratch_bytes - a_row * chunk, on_device);
     engine_memory_add(memory, "rows of a call", "--chunk", chunk, a_row, on_device);
     memory->items[memory->n_items - 1].least = least(rows, chunk);

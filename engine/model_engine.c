@@ -180,8 +180,7 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_tokens = info->max_context_tokens,
                                 .page_tokens = info->page_tokens,
                                 .heavy_ratio = m->config.heavy_ratio,
-                                .n_threads = options->n_threads,
-                                .device_i = choice.device_i};
+                                .n_threads = options->n_threads};
     uint8_t identity[16];
     choice.apart = choice.apart || options->apart;
     m->apart = choice.apart;

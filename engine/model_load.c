@@ -283,15 +283,31 @@ static uint32_t vocab_first(const struct model_config *c, uint32_t rank_i, uint3
     return (uint32_t)((uint64_t)c->vocab_size * rank_i / n);
 }
 
+/* Whether n devices can share the model. */
+static bool divides(const struct model_config *c, uint32_t n)
+{
+    return c->n_heads % n == 0 && c->o_groups % n == 0 && c->n_experts % n == 0;
+}
+
 enum status model_load_dims(const struct model_config *c, bool exact, uint32_t rank_i, uint32_t n,
                             struct ops_dims *ret_dims, struct error *err)
 {
     struct ops_dims d = dims_of(c, exact);
-    if (c->n_heads % n || c->o_groups % n || c->n_experts % n) {
+    if (!divides(c, n)) {
+        char sizes[80];
+        size_t at = 0;
+        sizes[0] = '\0';
+        for (uint32_t i = 1; i <= FORWARD_MAX_RANKS; i++) {
+            if (divides(c, i) && at < sizeof(sizes)) {
+                at += (size_t)snprintf(sizes + at, sizeof(sizes) - at, "%s%" PRIu32,
+                                       i > 1 ? ", " : "", i);
+            }
+        }
         return error_set(err, STATUS_INVALID,
                          "a group of %" PRIu32 " devices must divide the model's %" PRIu32
-                         " heads, %" PRIu32 " output groups and %" PRIu32 " experts",
-                         n, c->n_heads, c->o_groups, c->n_experts);
+                         " heads, %" PRIu32 " output groups and %" PRIu32
+                         " experts; what would do: %s",
+                         n, c->n_heads, c->o_groups, c->n_experts, sizes);
     }
     d.n_heads /= n;
     d.o_groups /= n;
@@ -304,9 +320,18 @@ enum status model_load_dims(const struct model_config *c, bool exact, uint32_t r
     return STATUS_OK;
 }
 
+static enum status join_ranks(struct forward *f, struct error *err)
+{
+    struct ops_device *devices[FORWARD_MAX_RANKS];
+    for (uint32_t k = 0; k < f->n_ranks; k++) {
+        devices[k] = f->ranks[k].device;
+    }
+    return f->n_ranks > 1 && f->ops->join ? f->ops->join(devices, f->n_ranks, err) : STATUS_OK;
+}
+
 /* The ranks' shapes are alike, so the first rank's choice is everyone's: it fills `table`, which is
- * f->ops. choice NULL: the table is filled. */
-static enum status open_ranks(struct forward *f, const struct registry_choice *choice,
+ * f->ops. is_plan: the table is filled. */
+static enum status open_ranks(struct forward *f, const struct registry_choice *choice, bool is_plan,
                               struct ops *table, const struct model_config *config,
                               const struct layout *layout, bool exact,
                               const struct ops_limits *limits, struct error *err)
@@ -316,10 +341,11 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = &f->ranks[k];
         uint32_t rank_i = f->rank_first + k;
+        each.device_i = choice->devices_i[k];
         enum status status =
             model_load_dims(config, exact, rank_i, f->group_ranks, &rank->dims, err);
         rank->vocab_first = vocab_first(config, rank_i, f->group_ranks);
-        if (!status && k == 0 && choice) {
+        if (!status && k == 0 && !is_plan) {
             status = engine_kernels_choose(choice, &rank->dims, &each, table, err);
             status = status ? status : engine_profile_wrap(table, err);
         }
@@ -334,7 +360,7 @@ static enum status open_ranks(struct forward *f, const struct registry_choice *c
             rank->layers[i].place = layout->places[i];
         }
     }
-    return STATUS_OK;
+    return join_ranks(f, err);
 }
 
 /* Layer i of every rank, or the globals for i == n_layers. */
@@ -441,11 +467,17 @@ static void begin(struct forward *f, const struct registry_choice *choice,
     f->vocab = config->vocab_size;
 }
 
-static uint64_t allocated(const struct forward *f)
+/* By all ranks; ret_uneven (may be NULL): what they would have more if all had the most. */
+static uint64_t allocated(const struct forward *f, uint64_t *ret_uneven)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = 0, most = 0;
     for (uint32_t k = 0; k < f->n_ranks; k++) {
-        bytes += f->ops->allocated(f->ranks[k].device);
+        uint64_t own = f->ops->allocated(f->ranks[k].device);
+        most = own > most ? own : most;
+        bytes += own;
+    }
+    if (ret_uneven) {
+        *ret_uneven = f->n_ranks * most - bytes;
     }
     return bytes;
 }
@@ -456,7 +488,7 @@ enum status model_load_plan(const struct registry_choice *choice, const struct m
                             struct model_load_plan *ret_plan, struct error *err)
 {
     struct weights *weights = NULL;
-    struct model_load_plan plan = {0, 0};
+    struct model_load_plan plan = {0, 0, 0};
     enum status status = with_weights
                              ? open_source(dir, source, config, choice->ops->makes, &weights, err)
                              : STATUS_OK;
@@ -468,18 +500,18 @@ enum status model_load_plan(const struct registry_choice *choice, const struct m
     begin(f, choice, config, limits);
     *table = *choice->ops;
     f->ops = table;
-    status = open_ranks(f, NULL, table, config, layout, exact, limits, err);
+    status = open_ranks(f, choice, true, table, config, layout, exact, limits, err);
     if (!status) {
         status = forward_init(f, err);
     }
     if (!status) {
-        plan.scratch_bytes = allocated(f);
+        plan.scratch_bytes = allocated(f, NULL);
     }
     for (uint32_t i = 0; with_weights && i <= f->n_layers && !status; i++) {
         status = pack_part(f, config, weights, i, true, err);
     }
     if (!status) {
-        plan.weights_bytes = allocated(f) - plan.scratch_bytes;
+        plan.weights_bytes = allocated(f, &plan.uneven_bytes) - plan.scratch_bytes;
         *ret_plan = plan;
     }
     weights_close(weights);
@@ -511,7 +543,7 @@ enum status model_load(struct forward *f, const struct registry_choice *choice,
     begin(f, choice, config, limits);
     struct ops *table = mem_zalloc(sizeof(*table));
     f->ops = table; /* freed by unload */
-    status = open_ranks(f, choice, table, config, layout, exact, limits, err);
+    status = open_ranks(f, choice, false, table, config, layout, exact, limits, err);
     for (uint32_t i = 0; i <= f->n_layers && !status; i++) {
         status = load_part(f, config, weights, i, err);
         tick(cookie);

@@ -33,6 +33,8 @@ must_check enum status model_load_dims(const struct model_config *config, bool e
 struct model_load_plan {
     uint64_t weights_bytes;
     uint64_t scratch_bytes; /* of the devices, and the activations */
+    uint64_t uneven_bytes;  /* what both would come to more if every device took what the one that
+                               takes most does */
 };
 /* As model_load with limits->only_plan: no weights are read and nothing is allocated. Without
  * with_weights only the scratch is summed. Errors: the same; a variant that can't serve is none. */

@@ -57,7 +57,8 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_STRING,
      .name = "device",
      .initial = "cpu",
-     .help = "cpu, cpu:N for a group of N simulated devices, or cuda:N for GPU N.",
+     .help = "cpu, cpu:N for a group of N simulated devices, cuda:N for GPU N, cuda:N,N for a "
+             "group of GPUs.",
      .offset = FIELD(device)},
     {.kind = OPT_STRING,
      .name = "rank",

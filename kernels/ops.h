@@ -222,6 +222,10 @@ struct ops {
     enum status (*open)(const struct ops_dims *dims, const struct ops_limits *limits,
                         struct ops_device **ret_device, struct error *err);
     void (*close)(struct ops_device *device);
+    /* The devices, opened alike, become the ranks 0 .. n - 1 of a group, n > 1, before any of them
+     * is used; takes what comm needs. NULL: that is nothing. UNSUPPORTED, EXHAUSTED, SYSTEM. */
+    must_check enum status (*join)(struct ops_device *const *devices, uint32_t n,
+                                   struct error *err);
     /* Memory of the device, zeroed; NULL when out. Freed by close. */
     void *(*alloc)(struct ops_device *device, size_t bytes);
     /* Bytes handed out so far. */

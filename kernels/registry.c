@@ -12,7 +12,7 @@
 #include "kernels/cuda/tuned.h"
 #include "kernels/parcel.h"
 
-enum { MAX_GROUP = 16, MAX_DEVICE = 256 };
+enum { MAX_GROUP = REGISTRY_MAX_GROUP, MAX_DEVICE = 256 };
 
 #ifndef BATON_CUDA
 #define BATON_CUDA 0
@@ -116,7 +116,7 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_TENSOR(route), CUDA_REFERENCE("route"),
     CUDA_TENSOR(experts), CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
-    CUDA_PLAIN("comm", "one pass over the parts, in rank order; the CPU's bits"),
+    CUDA_PLAIN("comm", "one pass over the parts, which NCCL gathers from several GPUs, in rank order; the CPU's bits"),
     HOST_VARIANTS,
 };
 
@@ -127,38 +127,87 @@ static const struct registry_backend cuda_backend = {
 
 /* --- from a device text */
 
-/* "cuda:N" */
+/* "cuda:N" or "cuda:N,N,...": fills devices_i, n_devices and n_cards. */
+static enum status parse_cuda(const char *device, struct registry_choice *choice, struct error *err)
+{
+    const char *at = device + 4; /* ':', then ',' */
+    choice->n_devices = choice->n_cards = 0;
+    while (*at == (choice->n_devices ? ',' : ':') && at[1] >= '0' && at[1] <= '9' &&
+           choice->n_devices < MAX_GROUP) {
+        char *end;
+        unsigned long i = strtoul(at + 1, &end, 10);
+        if (i >= MAX_DEVICE) {
+            break;
+        }
+        bool is_new = true;
+        for (uint32_t k = 0; k < choice->n_devices; k++) {
+            is_new = is_new && choice->devices_i[k] != i;
+        }
+        choice->n_cards += is_new;
+        choice->devices_i[choice->n_devices++] = (uint32_t)i;
+        at = end;
+    }
+    if (*at || choice->n_devices == 0) {
+        return error_set(err, STATUS_INVALID,
+                         "device '%s' is not understood: cuda:N is GPU N of this host, from 0, and "
+                         "cuda:N,N,... a group of up to %d",
+                         device, MAX_GROUP);
+    }
+    if (choice->n_cards != 1 && choice->n_cards != choice->n_devices) {
+        return error_set(err, STATUS_INVALID,
+                         "device '%s': the GPUs of a group are all different or, to try a group "
+                         "out, all the same",
+                         device);
+    }
+    return STATUS_OK;
+}
+
+#if BATON_CUDA
+/* Every GPU of the list can be used, and they are alike. */
+static enum status probe_cuda(const char *device, struct registry_choice *choice, struct error *err)
+{
+    struct registry_device *found = &choice->device;
+    enum status status = STATUS_OK;
+    for (uint32_t k = 0; k < choice->n_devices && !status; k++) {
+        uint32_t arch = 0, i = choice->devices_i[k];
+        size_t shared_bytes = 0, free_bytes = 0;
+        status = device_probe(i, err);
+        if (!status) {
+            status = device_shape(i, &arch, &shared_bytes, &free_bytes, err);
+        }
+        if (!status && k > 0 && (arch != found->arch || shared_bytes != found->shared_bytes)) {
+            status = error_set(err, STATUS_UNSUPPORTED,
+                               "device '%s': the GPUs of a group must be of one kind, and cuda:%u "
+                               "is sm_%u, cuda:%u sm_%u",
+                               device, choice->devices_i[0], found->arch, i, arch);
+        }
+        found->arch = arch;
+        found->shared_bytes = shared_bytes;
+        if (k == 0 || free_bytes < found->free_bytes) {
+            found->free_bytes = free_bytes;
+        }
+    }
+    return !status && choice->n_cards > 1 ? device_find_nccl(NULL, err) : status;
+}
+#endif
+
 static enum status find_cuda(const char *device, struct registry_choice *ret_choice,
                              struct error *err)
 {
-    char *end = NULL;
-    bool is_number = strncmp(device, "cuda:", 5) == 0 && device[5] >= '0' && device[5] <= '9';
-    unsigned long i = is_number ? strtoul(device + 5, &end, 10) : 0;
-    if (is_number && *end == ',') {
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "device '%s': groups of GPUs are not supported, one is: cuda:%lu", device,
-                         i);
-    }
-    if (!is_number || *end != '\0' || i >= MAX_DEVICE) {
-        return error_set(err, STATUS_INVALID,
-                         "device '%s' is not understood: cuda:N is GPU N of this host, from 0",
-                         device);
+    struct registry_choice choice = {0};
+    enum status status = parse_cuda(device, &choice, err);
+    if (status) {
+        return status;
     }
 #if BATON_CUDA
-    struct registry_choice choice = {.backend = &cuda_backend,
-                                     .ops = &ops_cuda,
-                                     .n_devices = 1,
-                                     .n_ranks = 1,
-                                     .device_i = (uint32_t)i,
-                                     .apart = ops_cuda.own_memory,
-                                     .device = {.has_memory = true}};
-    enum status status = device_probe((uint32_t)i, err);
+    choice.backend = &cuda_backend;
+    choice.ops = &ops_cuda;
+    choice.n_ranks = choice.n_devices;
+    choice.apart = ops_cuda.own_memory;
+    choice.device.has_memory = true;
+    status = probe_cuda(device, &choice, err);
     if (!status) {
-        status = device_shape((uint32_t)i, &choice.device.arch, &choice.device.shared_bytes,
-                              &choice.device.free_bytes, err);
-    }
-    if (!status) {
-        snprintf(choice.device.text, sizeof(choice.device.text), "cuda:%lu (sm_%u)", i,
+        snprintf(choice.device.text, sizeof(choice.device.text), "%.48s (sm_%u)", device,
                  choice.device.arch);
         *ret_choice = choice;
     }
@@ -203,5 +252,6 @@ enum status registry_find(const char *device, struct registry_choice *ret_choice
         return find_cuda(device, ret_choice, err);
     }
     return error_set(err, STATUS_INVALID,
-                     "device '%s' is unknown: it is 'cpu', 'cpu:N' or 'cuda:N'", device);
+                     "device '%s' is unknown: it is 'cpu', 'cpu:N', 'cuda:N' or 'cuda:N,N'",
+                     device);
 }

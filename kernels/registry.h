@@ -24,7 +24,7 @@
 #include "base/status.h"
 #include "kernels/ops.h"
 
-enum { REGISTRY_N_OPERATIONS = 15, REGISTRY_NAME_BYTES = 24 };
+enum { REGISTRY_N_OPERATIONS = 15, REGISTRY_NAME_BYTES = 24, REGISTRY_MAX_GROUP = 16 };
 
 /* The operations by name, those of struct ops first; then what runs on the host beside a device:
  * "products" (of the CPU backend), "sample", "parcel". */
@@ -36,7 +36,8 @@ struct registry_device {
     uint32_t arch;       /* 90 for sm_90; 0: none */
     size_t shared_bytes; /* most that a block can have */
     bool has_memory;     /* its own, beside the host's; ... */
-    size_t free_bytes;   /* ... of which so much was free when it was looked for */
+    size_t free_bytes;   /* ... of which so much was free when it was looked for: of a group, on
+                            the device that had least */
 };
 
 /* One variant of one operation. Static. */
@@ -63,12 +64,13 @@ struct registry_backend {
     size_t n_variants;
 };
 
-/* What a device text ("cpu", "cpu:2", "cuda:0") asks for. */
+/* What a device text ("cpu", "cpu:2", "cuda:0", "cuda:0,1") asks for. */
 struct registry_choice {
     const struct registry_backend *backend;
     const struct ops *ops; /* the backend's, as it is without a choice among variants */
     uint32_t n_devices;
-    uint32_t device_i; /* N of cuda:N, for struct ops_limits */
+    uint32_t devices_i[REGISTRY_MAX_GROUP]; /* each N of cuda:N,N, for struct ops_limits */
+    uint32_t n_cards; /* GPUs that the devices are on: 1, or as many as devices; 0: the host */
     /* The devices are ranks rank_first .. of a group of n_ranks: all of it, 0 .. n_devices, but
      * where a rank runs alone (engine/model_load.h). */
     uint32_t rank_first, n_ranks;

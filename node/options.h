@@ -100,7 +100,7 @@ bool node_options_answered(const struct node_options *options, const char *progr
                     "model that isn't here: only its config.json is read."),                       \
         NODE_OPTION(T, M, OPT_STRING, device, "device", "DEVICE", "cpu", 0, 0,                     \
                     "cpu, cpu:N for a tensor-parallel group of N simulated devices, cuda:N for "   \
-                    "GPU N."),                                                                     \
+                    "GPU N, cuda:N,N for a group of GPUs."),                                       \
         NODE_OPTION(                                                                               \
             T, M, OPT_LIST, kernels, "kernel", "OPERATION=VARIANT", NULL, 0, 0,                    \
             "Compute an operation by this variant, which must serve this device, the cache's "     \

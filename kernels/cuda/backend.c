@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/group.h"
 #include "kernels/source.h"
 
 enum {
@@ -115,19 +116,25 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
     return memory;
 }
 
-/* Registered memory is pinned and has one address for host and device. */
+/* Registered memory is pinned and has one address for host and device. Of a group the first device
+ * that is told registers it for all; that it is `used` says that another has. */
 static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
 {
     enter(dev);
-    cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
-    if (code != cudaSuccess) {
+    unsigned flags = cudaHostRegisterMapped | (dev->group ? cudaHostRegisterPortable : 0);
+    cudaError_t code = cudaHostRegister(memory, bytes, flags);
+    bool is_anothers = code == cudaErrorHostMemoryAlreadyRegistered && dev->group;
+    if (is_anothers) {
+        (void)cudaGetLastError();
+    } else if (code != cudaSuccess) {
         (void)cudaGetLastError();
         return error_set(err, code == cudaErrorMemoryAllocation ? STATUS_EXHAUSTED : STATUS_SYSTEM,
                          "cuda:%u: %zu MiB of host memory can't be pinned: %s",
                          dev->limits.device_i, bytes >> 20, cudaGetErrorString(code));
     }
     struct cuda_memory *item = mem_zalloc(sizeof(*item));
-    *item = (struct cuda_memory){.next = dev->shared, .data = memory, .bytes = bytes};
+    *item = (struct cuda_memory){
+        .next = dev->shared, .data = memory, .bytes = bytes, .used = is_anothers};
     dev->shared = item;
     void *there = NULL;
     code = cudaHostGetDevicePointer(&there, memory, 0);
@@ -146,7 +153,9 @@ static void cuda_unshare(struct ops_device *dev, void *memory)
     for (struct cuda_memory **at = &dev->shared; *at; at = &(*at)->next) {
         struct cuda_memory *item = *at;
         if (item->data == memory) {
-            (void)kept(dev, cudaHostUnregister(memory), "giving host memory back");
+            if (!item->used) {
+                (void)kept(dev, cudaHostUnregister(memory), "giving host memory back");
+            }
             *at = item->next;
             mem_free(item);
             return;
@@ -201,6 +210,8 @@ static void cuda_close(struct ops_device *dev)
         plan_close(dev);
         return;
     }
+    struct cuda_group *group = dev->group;
+    cuda_group_leave(dev);
     enter(dev);
     if (dev->stream) {
         (void)cudaStreamSynchronize(dev->stream);
@@ -220,7 +231,9 @@ static void cuda_close(struct ops_device *dev)
     while (dev->shared) {
         struct cuda_memory *item = dev->shared;
         dev->shared = item->next;
-        (void)cudaHostUnregister(item->data);
+        if (!item->used) {
+            (void)cudaHostUnregister(item->data);
+        }
         mem_free(item);
     }
     while (dev->memory) {
@@ -238,6 +251,7 @@ static void cuda_close(struct ops_device *dev)
     }
     (void)cudaGetLastError();
     mem_free(dev);
+    cuda_group_left(group);
 }
 
 static void cuda_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
@@ -300,6 +314,7 @@ static enum status cuda_wait(struct ops_device *dev, struct error *err)
 {
     enter(dev);
     (void)kept(dev, cudaStreamSynchronize(dev->stream), "an operation");
+    cuda_group_end(dev);
     return dev->failed ? error_set(err, dev->failed, "%s", dev->failure.text) : STATUS_OK;
 }
 
@@ -450,6 +465,7 @@ static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
     const struct ops_limits *l = &dev->limits;
     size_t n_pages = 0;
     enter(dev);
+    cuda_group_begin(dev);
     for (uint32_t i = 0; i < rows->n_seqs && l->page_tokens; i++) {
         const struct ops_seq *seq = &rows->seqs[i];
         n_pages += ((size_t)seq->position + seq->n_rows + l->page_tokens - 1) / l->page_tokens;
@@ -504,6 +520,7 @@ const struct ops ops_cuda = {
     .wait = cuda_wait,
     .move = cuda_move,
     .accept = cuda_accept,
+    .join = cuda_join,
     .enter = enter,
     .begin = cuda_begin,
     .embed = cuda_embed,

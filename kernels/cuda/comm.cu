@@ -1,32 +1,73 @@
 /* Sums over the devices of a group, in rank order: the same bits on every rank and for every batch.
  *
- * The first device reads every part and writes every sum; its stream waits for the others' and they
- * for it, so the host does not. All parts must lie in memory that it can reach: one GPU's.
+ * On one GPU the first device reads every part and writes every sum; its stream waits for the
+ * others' and they for it, so the host does not. On several each gathers the parts of all
+ * (group.c) and adds them itself. Either can be captured in a graph that holds all streams.
  */
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/group.h"
 
 namespace
 {
 
-enum { THREADS = 256, BLOCKS = 1024, MAX_RANKS = 16 };
+enum { THREADS = 256, BLOCKS = 1024 };
 
 struct parts {
-    float *y[MAX_RANKS];
+    const float *from[CUDA_MAX_GROUP];
+    float *to[CUDA_MAX_GROUP];
+    uint32_t n_from, n_to;
 };
 
+/* sums, sums_there: NULL, or counters of the sums that this stream came to. */
 __global__ void __launch_bounds__(THREADS)
-    sum_kernel(const __grid_constant__ parts p, uint32_t n_ranks, size_t n, bool round)
+    sum_kernel(const __grid_constant__ parts p, size_t n, bool round, uint32_t *sums,
+               volatile uint32_t *sums_there)
 {
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
-        float sum = p.y[0][i];
-        for (uint32_t k = 1; k < n_ranks; k++) {
-            sum += p.y[k][i];
+        float sum = p.from[0][i];
+        for (uint32_t k = 1; k < p.n_from; k++) {
+            sum += p.from[k][i];
         }
         sum = cuda_rounded(sum, round);
-        for (uint32_t k = 0; k < n_ranks; k++) {
-            p.y[k][i] = sum;
+        for (uint32_t k = 0; k < p.n_to; k++) {
+            p.to[k][i] = sum;
         }
+    }
+    if (sums && blockIdx.x == 0 && threadIdx.x == 0) {
+        *sums += 1;
+        *sums_there = *sums;
+    }
+}
+
+void add(struct ops_device *dev, const parts &p, size_t n)
+{
+    const size_t blocks = (n + THREADS - 1) / THREADS;
+    sum_kernel<<<(unsigned)(blocks < BLOCKS ? blocks : BLOCKS), THREADS, 0, dev->stream>>>(
+        p, n, !dev->d.exact, dev->sums, dev->sums_there);
+    cuda_launched(dev, "the sum over a group");
+}
+
+/* Ranks on a GPU each. */
+void sum_gathered(struct ops_device *const *devices, uint32_t n_devices, size_t n, float *const *y)
+{
+    if (!cuda_group_gather(devices[0]->group, y, n)) {
+        cuda_group_end(devices[0]); /* keeps why */
+        return;
+    }
+    for (uint32_t k = 0; k < n_devices; k++) {
+        struct ops_device *dev = devices[k];
+        parts p = {};
+        p.n_from = n_devices;
+        p.n_to = 1;
+        p.to[0] = y[k];
+        for (uint32_t j = 0; j < n_devices; j++) {
+            p.from[j] = dev->gathered + j * n;
+        }
+        if (cudaSetDevice((int)dev->limits.device_i) != cudaSuccess) {
+            cuda_launched(dev, "choosing the device");
+        }
+        add(dev, p, n);
     }
 }
 
@@ -41,14 +82,19 @@ void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n
     if (n == 0) {
         return;
     }
-    if (n_devices > MAX_RANKS) {
+    if (cuda_group_has_parts(first->group)) {
+        sum_gathered(devices, n_devices, n, y);
+        return;
+    }
+    if (n_devices > CUDA_MAX_GROUP || cudaSetDevice((int)first->limits.device_i) != cudaSuccess) {
         cuda_failed(first, STATUS_INVALID, "a sum over %u devices", n_devices);
         return;
     }
+    p.n_from = p.n_to = n_devices;
     for (uint32_t k = 0; k < n_devices; k++) {
-        p.y[k] = y[k];
+        p.from[k] = p.to[k] = y[k];
         if (devices[k]->limits.device_i != first->limits.device_i) {
-            cuda_failed(first, STATUS_UNSUPPORTED, "a sum over several GPUs");
+            cuda_failed(first, STATUS_UNSUPPORTED, "a sum over GPUs that were not joined");
             return;
         }
         if (k && (cudaEventRecord(devices[k]->reached, devices[k]->stream) != cudaSuccess ||
@@ -56,10 +102,7 @@ void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n
             cuda_launched(first, "waiting for a device of the group");
         }
     }
-    const size_t blocks = (n + THREADS - 1) / THREADS;
-    sum_kernel<<<(unsigned)(blocks < BLOCKS ? blocks : BLOCKS), THREADS, 0, first->stream>>>(
-        p, n_devices, n, !first->d.exact);
-    cuda_launched(first, "the sum over a group");
+    add(first, p, n);
     if (n_devices > 1 && cudaEventRecord(first->reached, first->stream) != cudaSuccess) {
         cuda_launched(first, "a mark for the group");
     }

@@ -54,6 +54,7 @@ enum cuda_form {
 struct cuda_memory;
 struct cuda_staging;
 struct cuda_beside;
+struct cuda_group;
 
 struct ops_device {
     struct ops_dims d;
@@ -70,6 +71,9 @@ struct ops_device {
     cudaEvent_t *marks;  /* OPS_MAX_MARKS, once there is one: measure.c */
     struct cuda_staging *staging;
     struct cuda_beside *beside;
+    struct cuda_group *group;    /* NULL: of one */
+    float *gathered;             /* group.c: [ranks, n_rows, hidden] */
+    uint32_t *sums, *sums_there; /* that this stream came to: its own count, and the watch's */
     /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */
     struct ops_rows rows;
     float *freqs[2]; /* [rope_dim / 2]: window-only layers, the others */

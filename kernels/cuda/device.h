@@ -21,6 +21,10 @@ must_check enum status device_probe(uint32_t device_i, struct error *err);
  * by this thread. SYSTEM. */
 must_check enum status device_shape(uint32_t device_i, uint32_t *ret_arch, size_t *ret_shared_bytes,
                                     size_t *ret_free_bytes, struct error *err);
+/* What sums between GPUs go over (nccl.h), loaded by the first call; ret_version (may be NULL) as
+ * 22809 for 2.28.9. Any thread. UNSUPPORTED: the build had no nccl.h, or this host has no such
+ * library, or one that is too old. */
+must_check enum status device_find_nccl(int *ret_version, struct error *err);
 /* Makes `device_i` the calling thread's device and describes it, e.g. "NVIDIA H200, sm_90, 132 SMs,
  * 139 GiB". */
 must_check enum status device_select(int device_i, char *ret_text, size_t text_bytes,

@@ -266,7 +266,7 @@ static void test_cuda_plan(void **state)
     struct layout *layout = mem_zalloc(sizeof(*layout));
     struct model_load_plan plan, small;
     struct registry_choice choice = {
-        .ops = &ops_cuda, .n_devices = 1, .n_ranks = 1, .device_i = 250};
+        .ops = &ops_cuda, .n_devices = 1, .n_ranks = 1, .devices_i = {250}};
     struct ops_limits limits = {
         .n_rows = 512, .n_seqs = 16, .n_tokens = 8192, .page_tokens = 256, .only_plan = true};
     struct error err = {""};
@@ -282,6 +282,43 @@ static void test_cuda_plan(void **state)
         model_load_plan(&choice, config, layout, tiny, NULL, false, &limits, false, &small, &err),
         STATUS_OK);
     assert_true(small.weights_bytes == 0 && small.scratch_bytes > plan.scratch_bytes);
+    mem_free(layout);
+    mem_free(config);
+}
+
+/* On a GPU each, ranks have room for the others' parts; sharing one they read them where they lie.
+ */
+static void test_group_plan(void **state)
+{
+    struct model_config *config = mem_zalloc(sizeof(*config));
+    struct layout *layout = mem_zalloc(sizeof(*layout));
+    struct model_load_plan apart, together;
+    struct registry_choice choice = {.ops = &ops_cuda, .n_devices = 2, .n_ranks = 2, .apart = true};
+    struct ops_limits limits = {
+        .n_rows = 4096, .n_seqs = 16, .n_tokens = 8192, .page_tokens = 256, .only_plan = true};
+    struct error err = {""};
+    assert_int_equal(model_config_load(flash, config, &err), STATUS_OK);
+    assert_int_equal(layout_make(config, false, layout, &err), STATUS_OK);
+    limits.heavy_ratio = config->heavy_ratio;
+    if (model_load_plan(&choice, config, layout, NULL, NULL, false, &limits, false, &together,
+                        &err)) {
+        fail_msg("%s", err.text);
+    }
+    choice.devices_i[1] = 1;
+    if (model_load_plan(&choice, config, layout, NULL, NULL, false, &limits, false, &apart, &err)) {
+        fail_msg("%s", err.text);
+    }
+    uint64_t parts = UINT64_C(2) * 2 * limits.n_rows * config->hidden_size * sizeof(float);
+    assert_true(apart.scratch_bytes >= together.scratch_bytes + parts);
+    assert_true(apart.scratch_bytes < 2 * (together.scratch_bytes + parts)); /* whole blocks */
+    /* Rank 0 alone has the shared expert's lanes. */
+    assert_true(apart.uneven_bytes > 0 && apart.uneven_bytes < apart.scratch_bytes / 2);
+    choice.n_devices = choice.n_ranks = 3;
+    choice.devices_i[2] = 1; /* two on one GPU, one on another */
+    config->n_heads = config->o_groups = config->n_experts = 12;
+    assert_int_equal(
+        model_load_plan(&choice, config, layout, NULL, NULL, false, &limits, false, &apart, &err),
+        STATUS_UNSUPPORTED);
     mem_free(layout);
     mem_free(config);
 }
@@ -330,6 +367,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_advice),           cmocka_unit_test(test_ranks),
 #ifdef BATON_CUDA
         cmocka_unit_test(test_cuda_plan),        cmocka_unit_test(test_flash_plan),
+        cmocka_unit_test(test_group_plan),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -41,7 +41,8 @@ for program in programs:
             (["--kernel", "topk=plain", "--kernel", "topk=quick"], 2, "as well"), (["--allow-reference", "top"], 2, "no such operation"),
             (["--kernel", "topk=quick"], 1, "this operation has the variants plain"), (["--device", "cpu:3", "--model", tiny], 1, "3 devices"),
             (["--device", "tpu"], 1, "tpu"), (["--model", "/nonexistent"], 1, "/nonexistent/config.json"),
-            (["--device", "cuda:0,1"], 1, "groups of GPUs")):
+            (["--device", "cuda:0,0,1"], 1, "all different"), (["--device", "cuda:0,x"], 1, "cuda:N,N"),
+            (["--device", "cuda:250,251"], 1, "device 'cuda:250")):
         done = run(program, "--list-kernels", *options)
         assert done.returncode == code and words in done.stderr and done.stderr.count("\n") == 1, (options, done)
         assert done.stderr.startswith(name + ": "), done

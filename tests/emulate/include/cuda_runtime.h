@@ -4,6 +4,8 @@
 #define BATON_TESTS_EMULATE_CUDA_RUNTIME_H
 
 #include <cuda_runtime_api.h>
+
+#ifdef __cplusplus /* a C file wants the runtime's calls alone */
 #include <math.h>
 #include <string.h>
 #include <vector_functions.h>
@@ -356,5 +358,7 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
                     config->stream, arguments...);
     return cudaPeekAtLastError();
 }
+
+#endif
 
 #endif

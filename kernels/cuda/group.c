@@ -1,0 +1,658 @@
+/* See group.h.
+ *
+ * Between GPUs parts are gathered, and each rank adds what it got in rank order itself. NCCL could
+ * add them on the way (all-reduce), but picks its algorithm, and with it the order of the sum, by
+ * size: a row's bits would then depend on the rows beside it.
+ *
+ * Who waits for a rank that never comes waits in a kernel, and the host behind it in the driver: in
+ * a wait, or, with the launches of a step outnumbering the driver's queue, in any launch. So no
+ * deadline of the computing thread's own would do. The watch reads what each rank's last sum left
+ * in pinned memory; if that stands still inside a call while a stream has work, the group has
+ * failed: communicators are aborted, which ends NCCL's kernels and so the waits behind them. If the
+ * computing thread then does not come back (the rank's GPU hangs, not NCCL), the watch ends the
+ * process. Both together take less than 2 s.
+ */
+#include "kernels/cuda/group.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "kernels/cuda/nccl.h"
+
+enum {
+    STRIDE = 32, /* words between the ranks' counters: a line each */
+    RING = 256   /* sums of a call whose places are kept */
+};
+enum { CLOSING = 1u << CUDA_MAX_GROUP }; /* in in_step */
+#define MS INT64_C(1000000)
+static const int64_t PERIOD_NS = 20 * MS, STALL_NS = 1300 * MS, GRACE_NS = 300 * MS;
+static const int64_t OPEN_NS = 30000 * MS, CLOSE_NS = 10000 * MS;
+
+struct cuda_group {
+    uint32_t n, n_open;
+    struct ops_device *devices[CUDA_MAX_GROUP];
+    char name[64];
+    bool has_parts; /* ranks on a GPU each; without, nothing below is used */
+#if BATON_NCCL
+    ncclComm_t comms[CUDA_MAX_GROUP];
+#endif
+    /* Where each rank came to a sum of this call: what judge reads to name the one that did not. */
+    cudaEvent_t reached[CUDA_MAX_GROUP][RING];
+    _Atomic uint32_t n_asked; /* sums of this call; ... */
+    _Atomic uint32_t base;    /* ... counted from this one of those that were passed */
+    uint32_t *passed;         /* pinned: sums that rank k has passed, at k * STRIDE */
+    pthread_mutex_t calls;    /* one thread in NCCL */
+    pthread_mutex_t lock;     /* what follows */
+    pthread_cond_t wake;      /* of the watch */
+    struct error failure;     /* once there is one */
+    bool is_watched, stop;
+    pthread_t watch;
+    _Atomic bool failed, is_aborted;
+    _Atomic unsigned in_step; /* bit k: rank k is in a call; or CLOSING */
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 * MS + t.tv_nsec;
+}
+
+bool cuda_group_has_parts(const struct cuda_group *g)
+{
+    return g && g->has_parts;
+}
+
+static void fail(struct cuda_group *g, const char *format, ...) PRINTF_LIKE(2, 3);
+static void fail(struct cuda_group *g, const char *format, ...)
+{
+    pthread_mutex_lock(&g->lock);
+    if (!atomic_load(&g->failed)) {
+        int n = snprintf(g->failure.text, sizeof(g->failure.text), "%s: ", g->name);
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(g->failure.text + n, sizeof(g->failure.text) - (size_t)n, format, arguments);
+        va_end(arguments);
+        atomic_store(&g->failed, true);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+static cudaError_t use(const struct ops_device *dev)
+{
+    return cudaSetDevice((int)dev->limits.device_i);
+}
+
+static bool is_capturing(const struct ops_device *dev)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(dev->stream, &capture) == cudaSuccess &&
+           capture != cudaStreamCaptureStatusNone;
+}
+
+/* --- NCCL */
+
+#if BATON_NCCL
+
+/* Until NCCL has done what it was asked for, `code` being its answer. A communicator that does not
+ * block says so later. */
+static bool settle(struct cuda_group *g, ncclResult_t code, int64_t limit_ns, const char *what)
+{
+    int64_t begin_ns = now_ns();
+    for (uint32_t k = 0; k < g->n && (code == ncclSuccess || code == ncclInProgress); k++) {
+        code = ncclInProgress;
+        while (code == ncclInProgress && !atomic_load(&g->failed)) {
+            ncclResult_t asked = nccl.async_error(g->comms[k], &code);
+            code = asked == ncclSuccess ? code : asked;
+            if (code == ncclInProgress && now_ns() - begin_ns > limit_ns) {
+                fail(g, "a rank hangs: NCCL did not come to the end of %s in %.1f s", what,
+                     (double)limit_ns * 1e-9);
+            } else if (code == ncclInProgress) {
+                sched_yield();
+            }
+        }
+    }
+    if (code != ncclSuccess && code != ncclInProgress) {
+        fail(g, "NCCL refuses %s: %s", what, nccl.error_text(code));
+    }
+    return !atomic_load(&g->failed);
+}
+
+static bool gather_locked(struct cuda_group *g, float *const *y, size_t count, int64_t limit_ns)
+{
+    ncclResult_t code = nccl.group_start();
+    for (uint32_t k = 0; k < g->n && code == ncclSuccess; k++) {
+        struct ops_device *dev = g->devices[k];
+        code = nccl.all_gather(y[k], dev->gathered, count, ncclFloat32, g->comms[k], dev->stream);
+        code = code == ncclInProgress ? ncclSuccess : code;
+    }
+    ncclResult_t end = nccl.group_end();
+    return settle(g, code == ncclSuccess ? end : code, limit_ns, "a sum");
+}
+
+/* What the watch asks while all is well: whether a communicator noticed a failure itself. */
+static void ask_comms(struct cuda_group *g)
+{
+    for (uint32_t k = 0; k < g->n; k++) {
+        ncclResult_t state = ncclSuccess;
+        if (nccl.async_error(g->comms[k], &state) == ncclSuccess && state != ncclSuccess &&
+            state != ncclInProgress) {
+            fail(g, "rank %u (cuda:%u) is lost: NCCL says %s", k, g->devices[k]->limits.device_i,
+                 nccl.error_text(state));
+        }
+    }
+}
+
+static void end_comms(struct cuda_group *g, ncclResult_t (*end)(ncclComm_t comm))
+{
+    pthread_mutex_lock(&g->calls);
+    for (uint32_t k = 0; k < g->n; k++) {
+        if (g->comms[k]) {
+            (void)end(g->comms[k]);
+            g->comms[k] = NULL;
+        }
+    }
+    pthread_mutex_unlock(&g->calls);
+}
+
+static void abort_comms(struct cuda_group *g)
+{
+    end_comms(g, nccl.abort);
+}
+
+static void destroy_comms(struct cuda_group *g)
+{
+    end_comms(g, nccl.destroy);
+}
+
+static bool init_comms(struct cuda_group *g)
+{
+    ncclUniqueId id;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclResult_t code = nccl.unique_id(&id);
+    config.blocking = 0;
+    if (code != ncclSuccess) {
+        fail(g, "NCCL refuses a group: %s", nccl.error_text(code));
+        return false;
+    }
+    code = nccl.group_start();
+    for (uint32_t k = 0; k < g->n && code == ncclSuccess; k++) {
+        (void)use(g->devices[k]);
+        code = nccl.init(&g->comms[k], (int)g->n, id, (int)k, &config);
+        code = code == ncclInProgress ? ncclSuccess : code;
+    }
+    ncclResult_t end = nccl.group_end();
+    return settle(g, code == ncclSuccess ? end : code, OPEN_NS, "making a group");
+}
+
+#else
+
+static bool gather_locked(struct cuda_group *g, float *const *y, size_t count, int64_t limit_ns)
+{
+    return false;
+}
+
+static void ask_comms(struct cuda_group *g)
+{
+}
+
+static void abort_comms(struct cuda_group *g)
+{
+}
+
+static void destroy_comms(struct cuda_group *g)
+{
+}
+
+static bool init_comms(struct cuda_group *g)
+{
+    return false;
+}
+
+#endif
+
+/* --- the watch */
+
+/* Whether a rank's counter is another than when it was looked at last. */
+static bool has_moved(const struct cuda_group *g, uint32_t *seen)
+{
+    bool moved = false;
+    for (uint32_t k = 0; k < g->n; k++) {
+        uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE];
+        moved = moved || passed != seen[k];
+        seen[k] = passed;
+    }
+    return moved;
+}
+
+/* The one rank that has not come to the sum that all others are in; g->n: it is not known, as in a
+ * call that is a graph. */
+static uint32_t late_rank(const struct cuda_group *g)
+{
+    uint32_t least = UINT32_MAX, n_late = 0, late = g->n;
+    uint32_t n_asked = atomic_load(&g->n_asked), base = atomic_load(&g->base);
+    for (uint32_t k = 0; k < g->n; k++) {
+        uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE] - base;
+        least = passed < least ? passed : least;
+    }
+    if (least >= n_asked || n_asked - least > RING) {
+        return g->n;
+    }
+    for (uint32_t k = 0; k < g->n; k++) {
+        (void)use(g->devices[k]);
+        bool is_late = cudaEventQuery(g->reached[k][least % RING]) == cudaErrorNotReady;
+        (void)cudaGetLastError();
+        n_late += is_late;
+        late = is_late ? k : late;
+    }
+    return n_late == 1 ? late : g->n;
+}
+
+/* Nothing moved for STALL_NS inside a call. Streams without work say that the host is slow, not a
+ * rank. */
+static void judge(struct cuda_group *g)
+{
+    bool is_idle = true;
+    for (uint32_t k = 0; k < g->n; k++) {
+        struct ops_device *dev = g->devices[k];
+        (void)use(dev);
+        if (is_capturing(dev)) {
+            return;
+        }
+        cudaError_t code = cudaStreamQuery(dev->stream);
+        if (code != cudaSuccess && code != cudaErrorNotReady) {
+            (void)cudaGetLastError();
+            fail(g, "rank %u (cuda:%u) is lost: %s", k, dev->limits.device_i,
+                 cudaGetErrorString(code));
+            return;
+        }
+        is_idle = is_idle && code == cudaSuccess;
+    }
+    double stall_s = (double)STALL_NS * 1e-9;
+    uint32_t late = is_idle ? g->n : late_rank(g);
+    if (late < g->n) {
+        fail(g, "rank %u (cuda:%u) hangs: the others waited %.1f s for its part of a sum", late,
+             g->devices[late]->limits.device_i, stall_s);
+    } else if (!is_idle) {
+        fail(g, "a rank hangs: none of %u passed a sum in %.1f s", g->n, stall_s);
+    }
+}
+
+static void *abort_run(void *cookie)
+{
+    struct cuda_group *g = cookie;
+    abort_comms(g);
+    atomic_store(&g->is_aborted, true);
+    return NULL;
+}
+
+/* The group has failed: once, says so and lets those who wait go. On a thread of its own, since to
+ * abort may hang too. */
+static void give_up(struct cuda_group *g)
+{
+    pthread_t thread;
+    log_error("group", "%s", g->failure.text);
+    if (pthread_create(&thread, NULL, abort_run, g) == 0) {
+        (void)pthread_detach(thread);
+    }
+}
+
+static void *watch_run(void *cookie)
+{
+    struct cuda_group *g = cookie;
+    uint32_t seen[CUDA_MAX_GROUP] = {0};
+    int64_t last_ns = now_ns(), stalled_ns = 0, failed_ns = 0;
+    bool gave_up = false;
+    pthread_mutex_lock(&g->lock);
+    while (!g->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += (long)PERIOD_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        (void)pthread_cond_timedwait(&g->wake, &g->lock, &until);
+        pthread_mutex_unlock(&g->lock);
+        /* A process that was stopped goes on where it was: only what was watched counts. */
+        int64_t at_ns = now_ns(), passed_ns = at_ns - last_ns;
+        passed_ns = passed_ns < 5 * PERIOD_NS ? passed_ns : 5 * PERIOD_NS;
+        last_ns = at_ns;
+        unsigned in_step = atomic_load(&g->in_step);
+        if (!atomic_load(&g->failed)) {
+            ask_comms(g);
+            stalled_ns = has_moved(g, seen) || !in_step ? 0 : stalled_ns + passed_ns;
+            if (stalled_ns >= STALL_NS) {
+                stalled_ns = 0;
+                judge(g);
+            }
+        }
+        if (atomic_load(&g->failed) && !gave_up) {
+            gave_up = true;
+            give_up(g);
+        } else if (gave_up) {
+            failed_ns = in_step ? failed_ns + passed_ns : 0;
+            if (failed_ns >= (in_step & CLOSING ? CLOSE_NS : GRACE_NS)) {
+                log_error("group", "%s: the call under way does not end, so the process does",
+                          g->name);
+                _exit(EXIT_FAILURE);
+            }
+        }
+        pthread_mutex_lock(&g->lock);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return NULL;
+}
+
+static void stop_watch(struct cuda_group *g)
+{
+    if (!g->is_watched) {
+        return;
+    }
+    pthread_mutex_lock(&g->lock);
+    g->stop = true;
+    pthread_cond_signal(&g->wake);
+    pthread_mutex_unlock(&g->lock);
+    (void)pthread_join(g->watch, NULL);
+    g->is_watched = false;
+}
+
+/* --- joining */
+
+/* How many GPUs the devices lie on. */
+static uint32_t count_cards(struct ops_device *const *devices, uint32_t n)
+{
+    uint32_t n_cards = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        bool is_new = true;
+        for (uint32_t j = 0; j < k; j++) {
+            is_new = is_new && devices[j]->limits.device_i != devices[k]->limits.device_i;
+        }
+        n_cards += is_new;
+    }
+    return n_cards;
+}
+
+static void set_name(struct cuda_group *g)
+{
+    size_t at = 0;
+    for (uint32_t k = 0; k < g->n && at < sizeof(g->name); k++) {
+        at += (size_t)snprintf(g->name + at, sizeof(g->name) - at, k ? ",%u" : "cuda:%u",
+                               g->devices[k]->limits.device_i);
+    }
+}
+
+static void tell(const struct cuda_group *g, int version)
+{
+    uint32_t n_pairs = 0, n_peers = 0;
+    for (uint32_t a = 0; a < g->n; a++) {
+        for (uint32_t b = 0; b < g->n; b++) {
+            int can = 0;
+            if (a != b && cudaDeviceCanAccessPeer(&can, (int)g->devices[a]->limits.device_i,
+                                                  (int)g->devices[b]->limits.device_i)) {
+                (void)cudaGetLastError();
+            }
+            n_pairs += a != b;
+            n_peers += can != 0;
+        }
+    }
+    log_info("group",
+             "%s: parts are gathered by NCCL %d.%d.%d, each GPU adds them in rank order; "
+             "peer access between %s",
+             g->name, version / 10000, version / 100 % 100, version % 100,
+             n_peers == n_pairs ? "all: NCCL copies from GPU to GPU"
+             : n_peers          ? "some: NCCL goes through the host's memory for the others"
+                                : "none: NCCL goes through the host's memory");
+}
+
+/* One sum of zeroes: NCCL connects when it is used first, which takes longer than a step may. */
+static bool first_sum(struct cuda_group *g)
+{
+    float *parts[CUDA_MAX_GROUP];
+    for (uint32_t k = 0; k < g->n; k++) {
+        parts[k] = g->devices[k]->head_x;
+    }
+    bool ok = gather_locked(g, parts, g->devices[0]->d.hidden, OPEN_NS);
+    int64_t begin_ns = now_ns();
+    for (uint32_t k = 0; k < g->n && ok; k++) {
+        struct ops_device *dev = g->devices[k];
+        cudaError_t code = cudaErrorNotReady;
+        (void)use(dev);
+        while (code == cudaErrorNotReady && now_ns() - begin_ns < OPEN_NS) {
+            code = cudaStreamQuery(dev->stream);
+            sched_yield();
+        }
+        (void)cudaGetLastError();
+        ok = code == cudaSuccess;
+        if (!ok) {
+            fail(g, "rank %u (cuda:%u): the first sum of the group: %s", k, dev->limits.device_i,
+                 cudaGetErrorString(code));
+        }
+    }
+    return ok;
+}
+
+static enum status open_parts(struct cuda_group *g, struct error *err)
+{
+    int version = 0;
+    void *passed = NULL;
+    enum status status = device_find_nccl(&version, err);
+    if (status) {
+        return status;
+    }
+    size_t bytes = (size_t)g->n * STRIDE * sizeof(uint32_t);
+    if (use(g->devices[0]) != cudaSuccess ||
+        cudaHostAlloc(&passed, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return error_set(err, STATUS_EXHAUSTED, "%s: no pinned memory for the group", g->name);
+    }
+    g->passed = passed;
+    for (uint32_t k = 0; k < g->n; k++) {
+        g->passed[k * STRIDE] = 0;
+        g->devices[k]->sums_there = &g->passed[k * STRIDE];
+        bool ok = use(g->devices[k]) == cudaSuccess;
+        for (uint32_t i = 0; i < RING && ok; i++) {
+            ok = cudaEventCreateWithFlags(&g->reached[k][i], cudaEventDisableTiming) == cudaSuccess;
+        }
+        if (!ok) {
+            (void)cudaGetLastError();
+            return error_set(err, STATUS_SYSTEM, "%s: no events for the group", g->name);
+        }
+    }
+    if (!init_comms(g) || !first_sum(g)) {
+        return error_set(err, STATUS_SYSTEM, "%s", g->failure.text);
+    }
+    if (pthread_create(&g->watch, NULL, watch_run, g)) {
+        return error_set(err, STATUS_EXHAUSTED, "%s: no thread to watch the group", g->name);
+    }
+    g->is_watched = true;
+    tell(g, version);
+    return STATUS_OK;
+}
+
+static void group_free(struct cuda_group *g)
+{
+    stop_watch(g);
+    for (uint32_t k = 0; k < g->n; k++) {
+        for (uint32_t i = 0; i < RING && g->reached[k][i]; i++) {
+            (void)cudaEventDestroy(g->reached[k][i]);
+        }
+    }
+    if (g->passed) {
+        (void)cudaFreeHost(g->passed);
+    }
+    pthread_mutex_destroy(&g->calls);
+    pthread_mutex_destroy(&g->lock);
+    pthread_cond_destroy(&g->wake);
+    mem_free(g);
+}
+
+static struct cuda_group *group_new(struct ops_device *const *devices, uint32_t n)
+{
+    struct cuda_group *g = mem_zalloc(sizeof(*g));
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&g->calls, NULL);
+    pthread_mutex_init(&g->lock, NULL);
+    g->n = g->n_open = n;
+    for (uint32_t k = 0; k < n; k++) {
+        g->devices[k] = devices[k];
+    }
+    set_name(g);
+    return g;
+}
+
+/* A group that could not be opened: nothing may be left in the devices' streams, which are closed
+ * next. */
+static void end_failed(struct cuda_group *g)
+{
+    struct timespec pause = {0, (long)PERIOD_NS};
+    int64_t begin_ns = now_ns();
+    pthread_t thread;
+    if (!g->has_parts || pthread_create(&thread, NULL, abort_run, g)) {
+        return;
+    }
+    (void)pthread_detach(thread);
+    while (!atomic_load(&g->is_aborted)) {
+        if (now_ns() - begin_ns > CLOSE_NS) {
+            log_error("group", "%s: the group can't be given up, so the process ends",
+                      g->failure.text[0] ? g->failure.text : g->name);
+            _exit(EXIT_FAILURE);
+        }
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* What a device on a GPU of its own takes for the sums. */
+static enum status take_rooms(struct ops_device *const *devices, uint32_t n, struct error *err)
+{
+    bool ok = true;
+    for (uint32_t k = 0; k < n; k++) {
+        struct ops_device *dev = devices[k];
+        dev->gathered = cuda_room(dev, (size_t)n * dev->limits.n_rows, dev->d.hidden, &ok);
+        dev->sums = cuda_room(dev, 1, 1, &ok);
+    }
+    return ok ? STATUS_OK
+              : error_set(err, STATUS_EXHAUSTED, "no device memory for the parts of %u ranks", n);
+}
+
+enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct error *err)
+{
+    uint32_t n_cards = count_cards(devices, n);
+    if (n > CUDA_MAX_GROUP || (n_cards != 1 && n_cards != n)) {
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "a group of %u ranks on %u GPUs: it has %d ranks at most, each on a GPU of "
+            "its own or, to try a group out, all on one",
+            n, n_cards, CUDA_MAX_GROUP);
+    }
+    enum status status = n_cards > 1 ? take_rooms(devices, n, err) : STATUS_OK;
+    if (status || devices[0]->limits.only_plan) {
+        return status;
+    }
+    struct cuda_group *g = group_new(devices, n);
+    g->has_parts = n_cards > 1;
+    if (g->has_parts) {
+        status = open_parts(g, err);
+    } else {
+        log_info("group", "%s: ranks on one GPU, which adds their parts where they lie", g->name);
+    }
+    if (status) {
+        end_failed(g);
+        group_free(g);
+        return status;
+    }
+    for (uint32_t k = 0; k < n; k++) {
+        devices[k]->group = g;
+    }
+    return STATUS_OK;
+}
+
+/* --- calls */
+
+bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
+{
+    pthread_mutex_lock(&g->calls);
+    bool ok = !atomic_load(&g->failed);
+    uint32_t i = atomic_load(&g->n_asked);
+    for (uint32_t k = 0; k < g->n && ok && !is_capturing(g->devices[0]); k++) {
+        struct ops_device *dev = g->devices[k];
+        if (use(dev) != cudaSuccess ||
+            cudaEventRecord(g->reached[k][i % RING], dev->stream) != cudaSuccess) {
+            fail(g, "rank %u (cuda:%u) is lost: %s", k, dev->limits.device_i,
+                 cudaGetErrorString(cudaGetLastError()));
+            ok = false;
+        }
+    }
+    atomic_store(&g->n_asked, i + 1);
+    atomic_store(&g->in_step, (1u << g->n) - 1); /* also where a wait came between */
+    ok = ok && gather_locked(g, y, count, STALL_NS);
+    pthread_mutex_unlock(&g->calls);
+    return ok;
+}
+
+void cuda_group_begin(struct ops_device *dev)
+{
+    struct cuda_group *g = dev->group;
+    if (cuda_group_has_parts(g) && !atomic_load(&g->in_step)) {
+        atomic_store(&g->n_asked, 0);
+        atomic_store(&g->base, *(const volatile uint32_t *)g->passed);
+    }
+    for (uint32_t k = 0; cuda_group_has_parts(g) && k < g->n; k++) {
+        if (g->devices[k] == dev) {
+            atomic_fetch_or(&g->in_step, 1u << k);
+        }
+    }
+}
+
+void cuda_group_end(struct ops_device *dev)
+{
+    struct cuda_group *g = dev->group;
+    for (uint32_t k = 0; cuda_group_has_parts(g) && k < g->n; k++) {
+        if (g->devices[k] == dev) {
+            atomic_fetch_and(&g->in_step, ~(1u << k));
+        }
+    }
+    if (cuda_group_has_parts(g) && atomic_load(&g->failed)) {
+        atomic_store(&g->in_step, 0);
+        pthread_mutex_lock(&g->lock);
+        cuda_failed(dev, STATUS_SYSTEM, "%s", g->failure.text);
+        pthread_mutex_unlock(&g->lock);
+    }
+}
+
+/* A failed group keeps its watch while its devices are closed, which may hang. */
+void cuda_group_leave(struct ops_device *dev)
+{
+    struct cuda_group *g = dev->group;
+    if (!cuda_group_has_parts(g) || g->n_open < g->n) {
+        return;
+    }
+    if (atomic_load(&g->failed)) {
+        atomic_store(&g->in_step, CLOSING);
+        return;
+    }
+    stop_watch(g);
+    destroy_comms(g);
+}
+
+void cuda_group_left(struct cuda_group *g)
+{
+    if (!g || --g->n_open > 0) {
+        return;
+    }
+    struct timespec pause = {0, (long)PERIOD_NS};
+    while (g->is_watched && !atomic_load(&g->is_aborted)) {
+        nanosleep(&pause, NULL); /* the watch ends the process if this takes too long */
+    }
+    group_free(g);
+}
