@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A cluster on a GPU gives the CPU's answers with its reference kernels, tokens and log probabilities, bit for bit.
 
-    test_gpu.py BUILD [TEST...]         BATON_GPU=cuda:0 is the device (default), BATON_GPU=cpu tries the test itself
+    test_gpu.py BUILD [TEST...]         BATON_GPU=cuda:0 is the device (default), BATON_GPU=cpu tries the test itself; a group,
+                                        BATON_GPU=cuda:0,1, is held to cpu:2, which sums in the same order
 
 Router, prefill and decode nodes as processes of their own, which share the card: both on the GPU, or one of them on the CPU.
 Each is asked the prompts of tests/golden/tiny_continuations.json and random ones of 1 to 3,000 tokens, greedily and sampled,
@@ -24,10 +25,11 @@ from harness import TINY, TOP, Cluster, check, check_equal, main, wait_for
 from test_split import N_TOKENS, PATIENT, ask_all, same
 
 GPU = os.environ.get("BATON_GPU", "cuda:0")
+CPU = f"cpu:{GPU.count(',') + 1}" if "," in GPU else "cpu"
 N_RANDOM = int(os.environ.get("BATON_GPU_PROMPTS", "20"))
 MOST_TOKENS = int(os.environ.get("BATON_GPU_TOKENS", "3000"))
 # Small pools: several processes share the card. References have to be allowed, and are asked for where a tuned kernel serves.
-SMALL = [*PATIENT, "node:--allow-reference=all", "node:--pages=96", "node:--max-context=8192", "node:--max-sequences=8"]
+SMALL = [*PATIENT, f"node:--device={CPU}", "node:--allow-reference=all", "node:--pages=96", "node:--max-context=8192", "node:--max-sequences=8"]
 REFERENCES = ["mhc", "project", "compress", "indexer", "attend", "oproj", "route", "experts", "head"] if GPU != "cpu" else []
 KILL_TOKENS = 1000
 GAP = 2.0  # of two logits; tuned kernels were seen to move one of this model's by 0.62 (of a range of 29)
