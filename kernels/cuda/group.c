@@ -7,10 +7,10 @@
  * Who waits for a rank that never comes waits in a kernel, and the host behind it in the driver: in
  * a wait, or, with the launches of a step outnumbering the driver's queue, in any launch. So no
  * deadline of the computing thread's own would do. The watch reads what each rank's last sum left
- * in pinned memory; if that stands still inside a call while a stream has work, the group has
- * failed: communicators are aborted, which ends NCCL's kernels and so the waits behind them. If the
- * computing thread then does not come back (the rank's GPU hangs, not NCCL), the watch ends the
- * process. Both together take less than 2 s.
+ * in pinned memory; if that stands still inside a call while streams have work and a rank has come
+ * to the sum that is due, the group has failed: communicators are aborted, which ends NCCL's
+ * kernels and so the waits behind them. If the computing thread then does not come back (the rank's
+ * GPU hangs, not NCCL), the watch ends the process. Both together take less than 2 s.
  */
 #include "kernels/cuda/group.h"
 
@@ -233,56 +233,73 @@ static bool has_moved(const struct cuda_group *g, uint32_t *seen)
     return moved;
 }
 
-/* The one rank that has not come to the sum that all others are in; g->n: it is not known, as in a
- * call that is a graph. */
-static uint32_t late_rank(const struct cuda_group *g)
+/* Whether a rank's stream has work, which is asked without waiting. */
+static bool is_busy(struct cuda_group *g)
 {
-    uint32_t least = UINT32_MAX, n_late = 0, late = g->n;
-    uint32_t n_asked = atomic_load(&g->n_asked), base = atomic_load(&g->base);
-    for (uint32_t k = 0; k < g->n; k++) {
-        uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE] - base;
-        least = passed < least ? passed : least;
-    }
-    if (least >= n_asked || n_asked - least > RING) {
-        return g->n;
-    }
-    for (uint32_t k = 0; k < g->n; k++) {
-        (void)use(g->devices[k]);
-        bool is_late = cudaEventQuery(g->reached[k][least % RING]) == cudaErrorNotReady;
-        (void)cudaGetLastError();
-        n_late += is_late;
-        late = is_late ? k : late;
-    }
-    return n_late == 1 ? late : g->n;
-}
-
-/* Nothing moved for STALL_NS inside a call. Streams without work say that the host is slow, not a
- * rank. */
-static void judge(struct cuda_group *g)
-{
-    bool is_idle = true;
+    bool busy = false;
     for (uint32_t k = 0; k < g->n; k++) {
         struct ops_device *dev = g->devices[k];
         (void)use(dev);
         if (is_capturing(dev)) {
-            return;
+            return false;
         }
         cudaError_t code = cudaStreamQuery(dev->stream);
         if (code != cudaSuccess && code != cudaErrorNotReady) {
             (void)cudaGetLastError();
             fail(g, "rank %u (cuda:%u) is lost: %s", k, dev->limits.device_i,
                  cudaGetErrorString(code));
-            return;
+            return false;
         }
-        is_idle = is_idle && code == cudaSuccess;
+        busy = busy || code == cudaErrorNotReady;
     }
+    return busy;
+}
+
+enum arrivals { ALL_THERE, SOME_LATE, ALL_LATE, NOT_KNOWN };
+
+/* Which ranks have come to the sum that is due; the first that has not is in ret_late. Of a call
+ * that is a graph it is not known. */
+static enum arrivals who_is_there(const struct cuda_group *g, uint32_t *ret_late)
+{
+    uint32_t least = UINT32_MAX, n_late = 0;
+    uint32_t n_asked = atomic_load(&g->n_asked), base = atomic_load(&g->base);
+    for (uint32_t k = 0; k < g->n; k++) {
+        uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE] - base;
+        least = passed < least ? passed : least;
+    }
+    if (least >= n_asked || n_asked - least > RING) {
+        return NOT_KNOWN;
+    }
+    for (uint32_t k = g->n; k-- > 0;) {
+        (void)use(g->devices[k]);
+        bool is_late = cudaEventQuery(g->reached[k][least % RING]) == cudaErrorNotReady;
+        (void)cudaGetLastError();
+        n_late += is_late;
+        *ret_late = is_late ? k : *ret_late;
+    }
+    return n_late == 0 ? ALL_THERE : (n_late < g->n ? SOME_LATE : ALL_LATE);
+}
+
+/* Streams had work for STALL_NS, and none passed a sum. If none has come to one either, all
+ * compute: a long chunk, or what would hang on one GPU too. */
+static void judge(struct cuda_group *g)
+{
     double stall_s = (double)STALL_NS * 1e-9;
-    uint32_t late = is_idle ? g->n : late_rank(g);
-    if (late < g->n) {
-        fail(g, "rank %u (cuda:%u) hangs: the others waited %.1f s for its part of a sum", late,
+    uint32_t late = 0;
+    switch (who_is_there(g, &late)) {
+    case SOME_LATE:
+        fail(g, "rank %u (cuda:%u) hangs: others waited %.1f s for its part of a sum", late,
              g->devices[late]->limits.device_i, stall_s);
-    } else if (!is_idle) {
+        break;
+    case ALL_THERE:
+        fail(g, "a sum hangs: all %u ranks came to it, and none passed it in %.1f s", g->n,
+             stall_s);
+        break;
+    case NOT_KNOWN:
         fail(g, "a rank hangs: none of %u passed a sum in %.1f s", g->n, stall_s);
+        break;
+    case ALL_LATE:
+        break;
     }
 }
 
@@ -311,6 +328,8 @@ static void *watch_run(void *cookie)
     uint32_t seen[CUDA_MAX_GROUP] = {0};
     int64_t last_ns = now_ns(), stalled_ns = 0, failed_ns = 0;
     bool gave_up = false;
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed; /* others may record */
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
     pthread_mutex_lock(&g->lock);
     while (!g->stop) {
         struct timespec until;
@@ -327,7 +346,8 @@ static void *watch_run(void *cookie)
         unsigned in_step = atomic_load(&g->in_step);
         if (!atomic_load(&g->failed)) {
             ask_comms(g);
-            stalled_ns = has_moved(g, seen) || !in_step ? 0 : stalled_ns + passed_ns;
+            bool stands = !has_moved(g, seen) && in_step && is_busy(g); /* else the host is slow */
+            stalled_ns = stands ? stalled_ns + passed_ns : 0;
             if (stalled_ns >= STALL_NS) {
                 stalled_ns = 0;
                 judge(g);
@@ -583,8 +603,9 @@ bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
 {
     pthread_mutex_lock(&g->calls);
     bool ok = !atomic_load(&g->failed);
+    bool records = is_capturing(g->devices[0]);
     uint32_t i = atomic_load(&g->n_asked);
-    for (uint32_t k = 0; k < g->n && ok && !is_capturing(g->devices[0]); k++) {
+    for (uint32_t k = 0; k < g->n && ok && !records; k++) {
         struct ops_device *dev = g->devices[k];
         if (use(dev) != cudaSuccess ||
             cudaEventRecord(g->reached[k][i % RING], dev->stream) != cudaSuccess) {
@@ -593,8 +614,10 @@ bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
             ok = false;
         }
     }
-    atomic_store(&g->n_asked, i + 1);
-    atomic_store(&g->in_step, (1u << g->n) - 1); /* also where a wait came between */
+    if (!records) {
+        atomic_store(&g->n_asked, i + 1);
+        atomic_store(&g->in_step, (1u << g->n) - 1); /* also where a wait came between */
+    }
     ok = ok && gather_locked(g, y, count, STALL_NS);
     pthread_mutex_unlock(&g->calls);
     return ok;

@@ -211,7 +211,7 @@ static int watch_child(pid_t child, int from, const char *how, uint32_t last_ran
         return 77;
     }
     if (strcmp(how, "absent") == 0) {
-        snprintf(named, sizeof(named), "a rank hangs");
+        snprintf(named, sizeof(named), "a sum hangs");
     } else {
         snprintf(named, sizeof(named), "rank %u (cuda:", last_rank);
     }
