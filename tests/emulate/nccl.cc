@@ -13,7 +13,7 @@
 
 #include <nccl.h>
 
-#include "tests/emulate/emulate.h"
+#include "tests/emulate/runtime.h"
 
 using emulate::fault;
 
@@ -64,8 +64,6 @@ uint64_t last_id = 0;
 thread_local int depth = 0;
 thread_local std::vector<call> calls;
 
-using guard = std::lock_guard<std::recursive_mutex>;
-
 bool all_of(const std::vector<char> &flags)
 {
     for (char flag : flags) {
@@ -95,6 +93,7 @@ bool come(clique &all, gather &g, int rank)
     }
     g.is_waiting[(size_t)rank] = true;
     if (all_of(g.is_waiting) && none_of(g.is_moved)) {
+        open_all_memory();
         for (int k = 0; k < all.n; k++) {
             for (int j = 0; j < all.n; j++) {
                 memcpy(g.to[(size_t)k] + (size_t)j * g.count, g.from[(size_t)j],

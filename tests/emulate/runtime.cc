@@ -113,7 +113,8 @@ bool is_pageable(const void *at, size_t bytes)
     return !allocation_of(at, bytes);
 }
 
-/* A kernel of `device` may touch its memory and its peers'; -1: everything, for copies. */
+/* A kernel of `device` may touch its memory and its peers'; -1: everything. Stays until another has
+ * to: to open and close costs more than a small kernel. */
 void open_memory(int device)
 {
     runtime &r = rt();
@@ -132,7 +133,28 @@ void open_memory(int device)
     }
 }
 
+/* A copy may touch these (NULL: nothing). */
+void open_for_copy(const void *a, const void *b)
+{
+    int owners[2] = {-1, -1};
+    const void *const ends[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        auto *item = ends[i] ? allocation_of(ends[i], 1) : NULL;
+        owners[i] = item ? item->second.device : -1;
+    }
+    if (owners[0] >= 0 && owners[1] >= 0 && owners[0] != owners[1]) {
+        open_memory(-1);
+    } else if (rt().open_for >= 0 && (owners[0] >= 0 || owners[1] >= 0)) {
+        open_memory(owners[0] >= 0 ? owners[0] : owners[1]);
+    }
+}
+
 } /* namespace */
+
+void open_all_memory()
+{
+    open_memory(-1);
+}
 
 namespace emulate
 {
@@ -159,7 +181,6 @@ cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3
     push(s, {name, nullptr, [=]() {
                  open_memory(device);
                  run_grid(name, grid, block, shared_bytes, body);
-                 open_memory(-1);
              }});
     return cudaSuccess;
 }
@@ -505,9 +526,15 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, CUstream
         if (from_pageable && !waits) { /* read before the call returns, written later */
             auto kept = std::make_shared<std::vector<char>>(static_cast<const char *>(src),
                                                             static_cast<const char *>(src) + bytes);
-            push(s, {"a copy", nullptr, [=]() { memcpy(dst, kept->data(), bytes); }});
+            push(s, {"a copy", nullptr, [=]() {
+                         open_for_copy(dst, NULL);
+                         memcpy(dst, kept->data(), bytes);
+                     }});
         } else {
-            push(s, {"a copy", nullptr, [=]() { memmove(dst, src, bytes); }});
+            push(s, {"a copy", nullptr, [=]() {
+                         open_for_copy(dst, src);
+                         memmove(dst, src, bytes);
+                     }});
         }
         waits = waits || to_pageable;
     }
@@ -556,7 +583,10 @@ cudaError_t cudaMemsetAsync(void *dst, int byte, size_t bytes, cudaStream_t stre
     if (is_pageable(dst, bytes)) {
         return told(cudaErrorInvalidValue);
     }
-    push(stream_of(stream), {"a fill", nullptr, [=]() { fill(dst, byte, bytes); }});
+    push(stream_of(stream), {"a fill", nullptr, [=]() {
+                                 open_for_copy(dst, NULL);
+                                 fill(dst, byte, bytes);
+                             }});
     return cudaSuccess;
 }
 

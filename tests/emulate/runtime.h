@@ -81,6 +81,9 @@ uint32_t number_of(const char *name, uint32_t standard);
 /* Keeps a failure for cudaGetLastError; returns it. */
 cudaError_t told(cudaError_t code);
 
+/* For what moves memory between devices itself; under the lock, in an operation. */
+void open_all_memory();
+
 /* --- streams.cc */
 CUstream_st *stream_of(cudaStream_t stream);
 bool step();
