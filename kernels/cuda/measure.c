@@ -11,8 +11,17 @@
 enum { PASSES = 5, EMPTY_LAUNCHES = 500 };
 static const size_t READ_BYTES = (size_t)2 << 30, LEAST_READ_BYTES = (size_t)256 << 20;
 
+/* Events and memory belong to the device that is the thread's, which of a group is any. */
+static void use(struct ops_device *dev)
+{
+    if (cudaSetDevice((int)dev->limits.device_i) != cudaSuccess) {
+        cuda_failed(dev, STATUS_SYSTEM, "cuda:%u: choosing the device", dev->limits.device_i);
+    }
+}
+
 void cuda_mark(struct ops_device *dev, uint32_t mark)
 {
+    use(dev);
     if (!dev->marks) {
         dev->marks = mem_array(OPS_MAX_MARKS, sizeof(*dev->marks));
     }
@@ -88,6 +97,7 @@ enum status cuda_rates(struct ops_device *dev, struct ops_rates *ret_rates, stru
     void *memory = NULL;
     size_t bytes = READ_BYTES;
     double work = 0;
+    use(dev);
     while (cudaMalloc(&memory, bytes) != cudaSuccess) {
         (void)cudaGetLastError();
         bytes /= 2;
