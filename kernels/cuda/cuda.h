@@ -51,6 +51,15 @@ enum cuda_form {
     CUDA_TABLE_BF16
 };
 
+/* Memory of experts_stream.cu, for as many rows as it takes; parts NULL: it serves nothing here. */
+struct cuda_stream {
+    float *parts;
+    size_t lane_floats[2];
+    uint16_t *x[2], *act;
+    uint32_t *row_lanes, *counters, n_counters;
+    struct cuda_tile *tiles;
+};
+
 struct cuda_memory;
 struct cuda_staging;
 struct cuda_beside;
@@ -97,6 +106,7 @@ struct ops_device {
     uint32_t *expert_lanes;       /* [n_own]: how many */
     struct cuda_tile *tiles;      /* as many as tile_count says */
     uint32_t *tile_count;         /* of the tiles, and of the lanes in them */
+    struct cuda_stream stream_room;
 };
 
 /* Rows that a product takes at once: of one expert's lanes. */
@@ -227,6 +237,13 @@ void cuda_compress_tensor(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_route_tensor(struct ops_device *dev, const struct ops_rows *rows,
                        const struct ops_layer *layer, const float *x, uint32_t *ret_experts,
                        float *ret_weights);
+
+/* --- experts_stream.cu: experts in two launches, up to 64 rows; what it doesn't serve goes to
+ * cuda_experts_tensor, whose bits it gives. */
+bool cuda_stream_room(struct ops_device *dev);
+void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y);
 
 /* --- mhc_split.cu: mhc_pre over many blocks. Bound: of the mixing 2^-19 of each value and of the
  * row's largest, of a channel, which is rounded twice, two units of bfloat16 (2^-6 of it) and 2^-16

@@ -57,6 +57,25 @@ void tuned_tensor_head(struct ops *table)
     table->head = cuda_head_tensor;
 }
 
+bool tuned_stream_serves(const struct ops_dims *d, const struct ops_limits *limits,
+                         struct error *why)
+{
+    if (!tuned_tensor_serves(d, limits, why)) { /* longer calls are its */
+        return false;
+    }
+    if (d->hidden % 128 || d->expert_width % 128) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "it takes inputs by the group of 128: hidden %u, expert width %u",
+                         d->hidden, d->expert_width) == STATUS_OK;
+    }
+    return true;
+}
+
+void tuned_stream_experts(struct ops *table)
+{
+    table->experts = cuda_experts_stream;
+}
+
 void tuned_split_mhc(struct ops *table)
 {
     table->mhc_pre = cuda_mhc_pre_split;

@@ -1,0 +1,298 @@
+/* The experts in two launches (experts=stream), as the registry installs them.
+ *
+ * Random weights in every format that it takes, random inputs, outputs poisoned: a call of all rows
+ * is held to the CPU within the bound that is stated, and to cuda_experts_tensor bit by bit; then
+ * calls of 1 to 70 rows from random rows on, whose bits must be the same. Rows are spread over the
+ * experts, or all at the same, or nobody's; devices own all experts, some, or none, with and
+ * without the shared one, and one of several leaves the rounding to the sum.
+ *
+ * test_stream cuda:N [small]. small: fewer calls and no wide shapes, for tools that slow it down.
+ * What it refuses is checked without a device too. 77 without it.
+ */
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/tuned.h"
+#include "tests/kernels/backends.h"
+#include "tests/kernels/small.h"
+
+enum { ROWS = 70, MOST_STREAMED = 64, MAX_EXPERTS = 24, SPARE = 32 };
+
+enum spread { SPREAD, SAME, LEAST }; /* over all; all rows alike; all but a few rows nobody's */
+
+struct shape {
+    const char *name;
+    uint32_t hidden, width, n_experts, first, end, used;
+    bool has_shared, is_partial, is_wide;
+    enum kind kind, shared_kind;
+    enum spread spread;
+    float limit, scale;
+};
+
+static const struct shape shapes[] = {
+    {"as V4-Flash", 256, 128, 24, 0, 24, 6, true, false, false, K_MXFP4, K_FP8, SPREAD, 10, 0.1f},
+    {"rank 0 of 2", 384, 256, 16, 0, 8, 4, true, true, false, K_MXFP4, K_FP8, SPREAD, 10, 0.1f},
+    {"rank 1 of 2", 256, 384, 16, 8, 16, 4, false, true, false, K_MXFP4, K_FP8, SPREAD, 10, 0.1f},
+    {"all the same", 256, 128, 8, 0, 8, 3, true, false, false, K_MXFP4, K_FP8, SAME, 0.5f, 0.1f},
+    {"nobody's", 256, 128, 16, 12, 16, 2, false, false, false, K_MXFP4, K_FP8, LEAST, 10, 0.1f},
+    {"nobody's, shared", 256, 128, 16, 12, 16, 2, true, false, false, K_MXFP4, K_FP8, LEAST, 10,
+     0.1f},
+    {"shared only", 256, 128, 8, 8, 8, 2, true, true, false, K_MXFP4, K_FP8, SPREAD, 10, 0.1f},
+    {"large scales", 256, 128, 8, 0, 8, 2, true, false, false, K_MXFP4, K_MXFP4, SPREAD, 0, 20},
+    {"FP8, bfloat16", 256, 128, 8, 0, 8, 2, true, false, false, K_FP8, K_BF16, SPREAD, 10, 0.1f},
+    {"bfloat16, groups", 1024, 128, 8, 0, 8, 2, true, false, false, K_BF16, K_FP8, SPREAD, 10,
+     0.1f},
+    {"one choice", 128, 128, 4, 0, 4, 1, true, false, false, K_MXFP4, K_BF16, SPREAD, 10, 0.1f},
+    {"V4-Flash", 4096, 2048, 24, 0, 24, 6, true, true, true, K_MXFP4, K_FP8, SPREAD, 10, 0.02f},
+    {"V4-Flash, same", 4096, 2048, 8, 0, 8, 6, true, false, true, K_MXFP4, K_FP8, SAME, 10, 0.02f},
+};
+
+static void wrong(const char *what, uint32_t n, size_t i, float got, float want)
+{
+    if (n_failed++ < 20) {
+        printf("WRONG %s, %s, %u rows: [%zu] is %.9g (%08x), should be %.9g (%08x)\n", where, what,
+               n, i, (double)got, f32_bits(got), (double)want, f32_bits(want));
+    }
+}
+
+/* --- what it refuses */
+
+static void must_refuse(struct ops_dims d, const char *reason)
+{
+    const struct ops_limits limits = {.n_rows = 1};
+    struct error why = {""};
+    if (tuned_stream_serves(&d, &limits, &why) || !strstr(why.text, reason)) {
+        n_failed++;
+        printf("REFUSAL: '%s', should say '%s'\n", why.text, reason);
+    }
+}
+
+static void check_refusals(void)
+{
+    struct ops_dims d = small_dims(256);
+    const struct ops_limits limits = {.n_rows = 1};
+    struct error why = {""};
+    d.expert_width = 128;
+    if (!tuned_stream_serves(&d, &limits, &why)) {
+        n_failed++;
+        printf("REFUSED: %s\n", why.text);
+    }
+    d.exact = true;
+    must_refuse(d, "exact arithmetic");
+    d.exact = false;
+    d.expert_width = 192;
+    must_refuse(d, "hidden 256, expert width 192");
+    d = small_dims(264);
+    d.expert_width = 128;
+    must_refuse(d, "hidden 264, expert width 128");
+}
+
+/* --- calls */
+
+struct layer {
+    struct ops_expert experts[2][MAX_EXPERTS], shared[2];
+    struct ops_layer layer[2];
+    const float *x[2], *weights[2];
+    const uint32_t *ids[2];
+};
+
+static void pack_expert(enum kind kind, const struct shape *s, struct ops_expert *ret0,
+                        struct ops_expert *ret1)
+{
+    struct ops_matrix m[3][2];
+    for (int k = 0; k < 3; k++) {
+        pack_part(kind, k == 2 ? s->hidden : s->width, k == 2 ? s->width : s->hidden, s->scale,
+                  false, 0, 0, m[k]);
+    }
+    *ret0 = (struct ops_expert){m[0][0], m[1][0], m[2][0]};
+    *ret1 = (struct ops_expert){m[0][1], m[1][1], m[2][1]};
+}
+
+/* Distinct experts a row, in any order. */
+static void choose(const struct shape *s, uint32_t *ids)
+{
+    for (uint32_t r = 0; r < ROWS; r++) {
+        bool is_nobodys = s->spread == LEAST && r % 16 != 5;
+        for (uint32_t k = 0; k < s->used; k++) {
+            uint32_t *id = &ids[r * s->used + k];
+            bool again = true;
+            while (again) {
+                *id = s->spread == SAME ? k * 2 % s->n_experts + (k * 2 >= s->n_experts)
+                                        : below(&seed, is_nobodys ? s->first : s->n_experts);
+                again = false;
+                for (uint32_t j = 0; j < k; j++) {
+                    again = again || ids[r * s->used + j] == *id;
+                }
+            }
+        }
+    }
+}
+
+static void make_layer(const struct shape *s, struct layer *l)
+{
+    for (uint32_t e = s->first; e < s->end; e++) {
+        pack_expert(s->kind, s, &l->experts[0][e], &l->experts[1][e]);
+    }
+    pack_expert(s->shared_kind, s, &l->shared[0], &l->shared[1]);
+    give_halves((size_t)ROWS * s->hidden, 1.0f, l->x);
+    uint32_t n = ROWS * s->used;
+    uint32_t *ids = mem_array(n, sizeof(*ids));
+    float *weights = mem_array(n, sizeof(*weights));
+    choose(s, ids);
+    for (uint32_t i = 0; i < n; i++) {
+        weights[i] = 0.05f + 0.01f * (float)below(&seed, 70);
+    }
+    const void *given[2], *given_weights[2];
+    give(ids, n * sizeof(*ids), given);
+    give(weights, n * sizeof(*weights), given_weights);
+    for (int i = 0; i < 2; i++) {
+        l->ids[i] = given[i];
+        l->weights[i] = given_weights[i];
+        l->layer[i] = (struct ops_layer){.experts = l->experts[i], .shared = l->shared[i]};
+    }
+    mem_free(ids);
+    mem_free(weights);
+}
+
+typedef void experts_fn(struct ops_device *, const struct ops_rows *, const struct ops_layer *,
+                        const float *, const uint32_t *, const float *, float *);
+
+/* Rows first .. first + n - 1 on a side; what is behind them stays poison. The caller frees. */
+static float *call(const struct shape *s, const struct layer *l, int i, experts_fn *fn,
+                   uint32_t first, uint32_t n, float *there)
+{
+    const size_t n_values = (size_t)n * s->hidden;
+    const struct ops_rows rows = {.n_rows = n};
+    poison(&sides[i], there, n_values + SPARE);
+    fn(sides[i].dev, &rows, &l->layer[i], l->x[i] + (size_t)first * s->hidden,
+       l->ids[i] + first * s->used, l->weights[i] + first * s->used, there);
+    uint32_t *got = fetch(&sides[i], there, n_values + SPARE);
+    for (uint32_t k = 0; k < SPARE; k++) {
+        if (got[n_values + k] != 0xffffffffu) {
+            wrong("behind the rows", n, n_values + k, f32_from_bits(got[n_values + k]), NAN);
+        }
+    }
+    return (float *)(void *)got;
+}
+
+static void same_bits(const char *what, uint32_t n, const float *got, const float *want, size_t k)
+{
+    for (size_t i = 0; i < k; i++) {
+        if (f32_bits(got[i]) != f32_bits(want[i])) {
+            wrong(what, n, i, got[i], want[i]);
+        }
+    }
+}
+
+/* The bound in cuda.h: 0.003 of each value and of the row's largest. */
+static double within_bound(const struct shape *s, const float *got, const float *want)
+{
+    double worst = 0;
+    for (uint32_t r = 0; r < ROWS; r++) {
+        double most = 0;
+        for (size_t i = 0; i < s->hidden; i++) {
+            most = fmax(most, fabs((double)want[r * s->hidden + i]));
+        }
+        for (size_t i = 0; i < s->hidden; i++) {
+            double a = (double)got[r * s->hidden + i], b = (double)want[r * s->hidden + i];
+            double bound = 0.003 * (fabs(b) + most);
+            worst = fmax(worst, bound > 0 ? fabs(a - b) / bound : 0);
+            if (!(fabs(a - b) <= bound)) {
+                wrong("bound", ROWS, r * s->hidden + i, (float)a, (float)b);
+            }
+        }
+    }
+    return worst;
+}
+
+static void check(const struct shape *s, experts_fn *stream, bool small)
+{
+    static struct layer l;
+    struct ops_dims d = small_dims(s->hidden);
+    struct error err = {""};
+    const struct ops_limits limits = {.n_rows = ROWS, .n_tokens = 16};
+    const int before = n_failed;
+    d.n_experts = s->n_experts;
+    d.expert_first = s->first;
+    d.expert_end = s->end;
+    d.n_experts_used = s->used;
+    d.expert_width = s->width;
+    d.has_shared = s->has_shared;
+    d.is_partial = s->is_partial;
+    d.swiglu_limit = s->limit;
+    snprintf(where, sizeof(where), "%s", s->name);
+    for (int i = 0; i < 2; i++) {
+        if (sides[i].ops->open(&d, &limits, &sides[i].dev, &err)) {
+            stop("open", &err);
+        }
+    }
+    make_layer(s, &l);
+    const size_t n_values = (size_t)ROWS * s->hidden;
+    float *there[2];
+    for (int i = 0; i < 2; i++) {
+        there[i] = need(&sides[i], sides[i].ops->alloc(sides[i].dev, (n_values + SPARE) * 4));
+    }
+    float *cpu = call(s, &l, 0, sides[0].ops->experts, 0, ROWS, there[0]);
+    float *tensor = call(s, &l, 1, cuda_experts_tensor, 0, ROWS, there[1]);
+    double worst = within_bound(s, tensor, cpu);
+    uint32_t n_calls = 0;
+    for (uint32_t n = 1; n <= ROWS; n++) {
+        if ((small && n > 3 && n % 8 > 1 && n != MOST_STREAMED + 1) ||
+            (s->is_wide && n > 5 && n % 16 > 1)) {
+            continue;
+        }
+        const uint32_t first = n == MOST_STREAMED ? 0 : below(&seed, ROWS - n + 1);
+        uint64_t launches = sides[1].ops->launches(sides[1].dev);
+        float *got = call(s, &l, 1, stream, first, n, there[1]);
+        launches = sides[1].ops->launches(sides[1].dev) - launches;
+        if (n <= MOST_STREAMED && launches != 2) {
+            n_failed++;
+            printf("LAUNCHES %s: %u for %u rows, not 2\n", where, (unsigned)launches, n);
+        }
+        same_bits("bits", n, got, tensor + (size_t)first * s->hidden, (size_t)n * s->hidden);
+        mem_free(got);
+        n_calls++;
+    }
+    printf("%s: worst %.3f of the bound, %u calls, %d wrong\n", where, worst, n_calls,
+           n_failed - before);
+    mem_free(cpu);
+    mem_free(tensor);
+    sides[0].ops->close(sides[0].dev);
+    sides[1].ops->close(sides[1].dev);
+}
+
+int main(int argc, char **argv)
+{
+    struct registry_choice cpu, choice;
+    struct registry_wishes wishes;
+    static struct ops table;
+    struct error err = {""};
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    check_refusals();
+    if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
+        printf("skipped: %s\n", err.text);
+        return n_failed ? 1 : 77;
+    }
+    const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
+    char forced_text[] = "experts=stream", allowed_text[] = "all";
+    char *forced = forced_text, *allowed = allowed_text;
+    if (registry_wishes_parse(&forced, 1, &allowed, 1, &wishes, &err) ||
+        registry_find("cpu", &cpu, &err)) {
+        stop("registry", &err);
+    }
+    const struct registry_query query = {.backend = choice.backend,
+                                         .device = &choice.device,
+                                         .wishes = &wishes,
+                                         .layout = FORMATS_ENTRY_PACKED};
+    if (registry_select(&query, &table, NULL, NULL, &err)) {
+        stop("registry", &err);
+    }
+    sides[0].ops = cpu.ops;
+    sides[1].ops = &table;
+    seed = 20261130;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        if (!small || !shapes[i].is_wide) {
+            check(&shapes[i], table.experts, small);
+        }
+    }
+    printf("%d wrong\n", n_failed);
+    return n_failed ? 1 : 0;
+}
