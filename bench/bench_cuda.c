@@ -1,6 +1,7 @@
 /* Times of a GPU's dense operations, one layer at V4-Flash's widths: mean of 20 calls in a row, and
  * the weights that a call reads at least once over that. 16 experts stand for 256 and 32,320 rows
- * of the head for 129,280. 77 without a device. */
+ * of the head for 129,280; each expert has weights of its own, so that those of a call don't stay
+ * in the second-level cache. 77 without a device. */
 #include "base/loop.h"
 #include "tests/kernels/backends.h"
 
@@ -159,7 +160,7 @@ static void run_times(void)
     seed = 11;
     snprintf(where, sizeof(where), "times");
     struct timed t = {.layer = {.place = {.ratio = 4}}};
-    struct ops_matrix groups[8], expert[3];
+    struct ops_matrix groups[8];
     static struct ops_expert experts[N_EXPERTS];
     t.layer.wq_a = second(K_FP8, 1024, 4096);
     t.layer.wq_b = second(K_FP8, 32768, 1024);
@@ -169,11 +170,9 @@ static void run_times(void)
     for (int g = 1; g < 8; g++) {
         groups[g] = groups[0];
     }
-    for (int k = 0; k < 3; k++) {
-        expert[k] = k < 2 ? second(K_MXFP4, 2048, 4096) : second(K_MXFP4, 4096, 2048);
-    }
     for (int e = 0; e < N_EXPERTS; e++) {
-        experts[e] = (struct ops_expert){expert[0], expert[1], expert[2]};
+        experts[e] = (struct ops_expert){second(K_MXFP4, 2048, 4096), second(K_MXFP4, 2048, 4096),
+                                         second(K_MXFP4, 4096, 2048)};
     }
     t.layer.wo_a = groups;
     t.layer.experts = experts;
@@ -222,30 +221,31 @@ static void run_times(void)
     sides[1].ops->close(sides[1].dev);
 }
 
-/* [reference]: the kernels that give the CPU's bits, in place of the best that serve. */
+/* [reference | OPERATION=VARIANT ...]: the kernels that give the CPU's bits, or these, in place of
+ * the best that serve. */
 int main(int argc, char **argv)
 {
     static struct ops table;
     struct registry_choice choice;
-    struct registry_wishes wishes = {.allowed = {false}};
-    struct ops_limits limits = {.n_rows = 0};
+    struct registry_wishes wishes;
     struct error err;
+    char all_text[] = "all", *all = all_text;
+    const bool reference = argc > 1 && strcmp(argv[1], "reference") == 0;
     if (registry_find("cuda:0", &choice, &err)) {
         printf("skipped: %s\n", err.text);
         return 77;
     }
-    for (int i = 0; i < REGISTRY_N_OPERATIONS; i++) {
-        wishes.allowed[i] = true;
+    if (registry_wishes_parse(argv + 1, reference ? 0 : (size_t)argc - 1, &all, 1, &wishes, &err)) {
+        stop("arguments", &err);
     }
     struct registry_query query = {.backend = choice.backend,
                                    .device = &choice.device,
                                    .wishes = &wishes,
-                                   .layout = FORMATS_ENTRY_PACKED,
-                                   .limits = &limits};
+                                   .layout = FORMATS_ENTRY_PACKED};
     if (registry_select(&query, &table, NULL, NULL, &err)) {
         stop("kernels", &err);
     }
-    sides[1].ops = argc > 1 && strcmp(argv[1], "reference") == 0 ? choice.ops : &table;
+    sides[1].ops = reference ? choice.ops : &table;
     run_times();
     return 0;
 }
