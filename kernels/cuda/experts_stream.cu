@@ -41,7 +41,8 @@ enum {
     WARPS = 4, /* of a block: there is no other reason for blocks than that they carry warps */
     THREADS = WARPS * CUDA_WARP,
     BLOCKS_A_SM = 4,
-    DEPTH = 4, /* chunks of a warp's ring */
+    DEPTH = 4,       /* chunks of a warp's ring */
+    FIRST_ITEMS = 2, /* that a block takes at once for each of its warps: the counter is one word */
     GROUP = FORMATS_INPUT_GROUP,
     GROUP_BLOCKS = GROUP / CUDA_BLOCK,
     FEW_ROWS = 3 /* up to which items are cut small, so that one row's fill the card */
@@ -136,7 +137,7 @@ struct reader {
     const uint8_t *units, *scales; /* of the next chunk: this lane's */
     uint32_t chunk, end, form;     /* of its item */
     uint32_t loaded;               /* chunks */
-    uint32_t taken;                /* lane 0: the item behind this one */
+    uint32_t taken;                /* lane 0: the item to begin next; lane 1: the second of all */
     uint32_t pushed, queue;        /* lane k: the item that was begun as the k-th, modulo 32 */
     bool is_over;
 };
@@ -169,12 +170,12 @@ __device__ __forceinline__ void read_on(const stream &s, const weights &w, uint3
                                         uint32_t n_items, reader *r)
 {
     if (r->chunk == r->end && !r->is_over) {
-        const uint32_t i = __shfl_sync(0xffffffffu, r->taken, 0);
+        const uint32_t i = __shfl_sync(0xffffffffu, r->taken, r->pushed == 1);
         r->queue = cuda_lane() == r->pushed % CUDA_WARP ? i : r->queue;
         r->pushed++;
         r->is_over = i >= n_items;
         if (!r->is_over) {
-            if (cuda_lane() == 0) {
+            if (cuda_lane() == 0 && r->pushed > 1) {
                 r->taken = arch_count(s.next);
             }
             begin(s, w, item_of(s, i, n_tiles), r);
@@ -440,14 +441,17 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 2 : BLOCKS_A_SM)
                   const __grid_constant__ cuda_weights w3, const __grid_constant__ cuda_weights w2)
 {
     __shared__ slot rings[WARPS][DEPTH];
+    __shared__ uint32_t first;
     const weights w = {w1, w3, w2};
     const uint32_t n_tiles = *s.tile_count, n_groups = s.width / GROUP;
     const uint32_t n_items = items_of_stage(s, 0, n_tiles) + items_of_stage(s, 1, n_tiles);
     reader r = {};
     r.ring = rings[threadIdx.x / CUDA_WARP];
-    if (cuda_lane() == 0) {
-        r.taken = arch_count(s.next);
+    if (threadIdx.x == 0) {
+        first = atomicAdd(s.next, (uint32_t)FIRST_ITEMS * WARPS);
     }
+    __syncthreads();
+    r.taken = first + cuda_lane() % FIRST_ITEMS * WARPS + threadIdx.x / CUDA_WARP;
     for (int i = 0; i < DEPTH - 1; i++) {
         read_on(s, w, n_tiles, n_items, &r);
     }
