@@ -23,7 +23,7 @@ namespace
 enum { N_IN_PROGRESS = 3 }; /* answers before one that all is done */
 
 struct gather {
-    size_t count = 0;
+    size_t count = 0, n_posted = 0;
     std::vector<const float *> from;
     std::vector<float *> to;
     std::vector<char> is_waiting, is_moved; /* the rank's stream came to it; and may go on */
@@ -84,6 +84,17 @@ bool none_of(const std::vector<char> &flags)
     return true;
 }
 
+void move(const clique &all, const gather &g)
+{
+    open_all_memory();
+    for (int k = 0; k < all.n; k++) {
+        for (int j = 0; j < all.n; j++) {
+            memcpy(g.to[(size_t)k] + (size_t)j * g.count, g.from[(size_t)j],
+                   g.count * sizeof(float));
+        }
+    }
+}
+
 /* A rank's stream is at it; whether it may go on. */
 bool come(clique &all, gather &g, int rank)
 {
@@ -93,13 +104,7 @@ bool come(clique &all, gather &g, int rank)
     }
     g.is_waiting[(size_t)rank] = true;
     if (all_of(g.is_waiting) && none_of(g.is_moved)) {
-        open_all_memory();
-        for (int k = 0; k < all.n; k++) {
-            for (int j = 0; j < all.n; j++) {
-                memcpy(g.to[(size_t)k] + (size_t)j * g.count, g.from[(size_t)j],
-                       g.count * sizeof(float));
-            }
-        }
+        move(all, g);
         g.is_moved.assign((size_t)all.n, true);
     }
     return g.is_moved[(size_t)rank];
@@ -125,6 +130,19 @@ void post(const call &c)
     g->from[rank] = static_cast<const float *>(c.from);
     g->to[rank] = static_cast<float *>(c.to);
     bool hangs = c.comm->hangs;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(c.stream, &capture);
+    g->n_posted++;
+    if (capture != cudaStreamCaptureStatusNone) {
+        /* An emulated graph is one queue, of what was asked for in order: all ranks' parts are
+         * there once the last of them has come. */
+        if (g->n_posted == (size_t)all->n) {
+            emulate::enqueue(
+                c.stream, "ncclAllGather", [=]() { return !hangs || all->aborted; },
+                [=]() { move(*all, *g); });
+        }
+        return;
+    }
     emulate::enqueue(
         c.stream, "ncclAllGather",
         [=]() { return hangs ? all->aborted : come(*all, *g, (int)rank); },
