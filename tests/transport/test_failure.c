@@ -95,11 +95,9 @@ static void stream_give_up(struct stream *stream)
     printf("closed %u ms after the order; %u puts: %u ok, %u cancelled, %u lost\n", (unsigned)ms,
            stream->n_done, stream->n_ok, stream->n_cancelled, stream->n_lost);
     assert_within("the close", ordered_ns, stream->watched.closed_ns, 1000);
-    for (size_t i = 0; i < SLOTS * PAGE; i++) {
-        if (stream->memory[i] != 0x5a) {
-            fail_msg("source byte %zu changed", i);
-        }
-    }
+    /* all are alike, and the first is right: byte by byte takes most of a second under TSan */
+    assert_int_equal(stream->memory[0], 0x5a);
+    assert_memory_equal(stream->memory, stream->memory + 1, SLOTS * PAGE - 1);
     region_free(stream->source);
     mem_free(stream->memory);
 }
