@@ -648,10 +648,13 @@ struct test_node *node_spawn(int role, const char *name, const char *args)
     snprintf(program, sizeof(program), "%s/%s/baton-%s", build_folder, kind, kind);
     snprintf(router, sizeof(router), "127.0.0.1:%u", (unsigned)rpc_server_port(server));
     log_path(name, log, sizeof(log));
+    /* What stands still for half a lease joins anew. A machine that takes its processors away for a
+     * while is no part of a test: the lease is longer than that, unless a test asks for its own. */
+    const char *lease = strstr(args, "--lease") != NULL ? "" : "--lease 10s ";
     snprintf(text, sizeof(text),
              "--engine sim --sim-vocab %d --sim-page-bytes %d --sim-tail-bytes %d --sim-step 1 "
-             "--sim-prefill-speed 400000 --log-level debug %s",
-             VOCAB, PAGE_BYTES, TAIL_BYTES, args);
+             "--sim-prefill-speed 400000 --log-level debug %s%s",
+             VOCAB, PAGE_BYTES, TAIL_BYTES, lease, args);
     argv[n++] = program;
     argv[n++] = (char *)"--node-id";
     argv[n++] = node->name;

@@ -21,7 +21,7 @@ struct scene {
 
 static void scene_open(struct scene *scene)
 {
-    scene->p0 = node_spawn(PREFILL, "p0", "--sim-prefill-speed 0 --log-level info");
+    scene->p0 = node_spawn(PREFILL, "p0", "--sim-prefill-speed 0 --log-level info --lease 1500ms");
     scene->d0 = node_spawn(DECODE, "d0", "--landing-slots 1 --sim-step 5");
     scene->ids = ids_make(20000, 3);
     wait_pair(scene->d0, "p0", READY, 5000);
