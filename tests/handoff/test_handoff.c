@@ -407,7 +407,8 @@ static void queue_time_is_not_prefill_time(void **state)
         assert_true(behind->have_timings);
         uint64_t lost_ms = lost_ns(ahead->start_ns, behind->end_ns) / NS_PER_MS;
         assert_in_range(behind->timings.queue_ns / NS_PER_MS + lost_ms, 400, 5000 + lost_ms * 2);
-        assert_in_range(behind->timings.prefill_ns / NS_PER_MS, 5, 399 + lost_ms);
+        /* 10 ms, of which a loop that comes late to its begin sees less */
+        assert_in_range(behind->timings.prefill_ns, 1, (399 + lost_ms) * NS_PER_MS);
         assert_in_range(ahead->timings.prefill_ns / NS_PER_MS, 1000, 5000 + lost_ms);
     }
     mem_free(ids);
