@@ -88,6 +88,7 @@ class Cluster(kit.Cluster):
                 self.options.append(f"{name}:--host={net.hosts[name]}")
         self.logs = Log(os.path.join(self.folder, "log"))
         self.down = set()    # names that are dead or stopped, by our hand
+        self.touched = set()  # names that a signal was sent to in this scenario
         self.last_pid = {}
         self.first_touch_bytes = 0  # by which memory of the pools may grow that is used for the first time
 
@@ -103,6 +104,7 @@ class Cluster(kit.Cluster):
         """Sends it, and says when (wall clock)."""
         pid = self.last_pid.get(name) or self.pids()[name]
         self.last_pid[name] = pid
+        self.touched.add(name)
         now = time.time()
         kit.kill(pid, number)
         return now
