@@ -431,14 +431,10 @@ static void tell(const struct cuda_group *g, int version)
                                 : "none: NCCL goes through the host's memory");
 }
 
-/* One sum of zeroes: NCCL connects when it is used first, which takes longer than a step may. */
-static bool first_sum(struct cuda_group *g)
+/* Until all streams are through. */
+static bool drained(struct cuda_group *g)
 {
-    float *parts[CUDA_MAX_GROUP];
-    for (uint32_t k = 0; k < g->n; k++) {
-        parts[k] = g->devices[k]->head_x;
-    }
-    bool ok = gather_locked(g, parts, g->devices[0]->d.hidden, OPEN_NS);
+    bool ok = true;
     int64_t begin_ns = now_ns();
     for (uint32_t k = 0; k < g->n && ok; k++) {
         struct ops_device *dev = g->devices[k];
@@ -451,9 +447,26 @@ static bool first_sum(struct cuda_group *g)
         (void)cudaGetLastError();
         ok = code == cudaSuccess;
         if (!ok) {
-            fail(g, "rank %u (cuda:%u): the first sum of the group: %s", k, dev->limits.device_i,
+            fail(g, "rank %u (cuda:%u): a first sum of the group: %s", k, dev->limits.device_i,
                  cudaGetErrorString(code));
         }
+    }
+    return ok;
+}
+
+/* Parts of every size are gathered once: NCCL chooses its way by size, and connects when it goes
+ * one for the first time, which takes longer than a step may. */
+static bool first_sums(struct cuda_group *g)
+{
+    float *parts[CUDA_MAX_GROUP];
+    uint32_t most = g->devices[0]->limits.n_rows;
+    bool ok = true;
+    for (uint32_t k = 0; k < g->n; k++) {
+        parts[k] = g->devices[k]->head_x;
+    }
+    for (uint64_t n_rows = 1; ok && n_rows < 2 * (uint64_t)most; n_rows *= 2) {
+        size_t n = n_rows < most ? n_rows : most;
+        ok = gather_locked(g, parts, n * g->devices[0]->d.hidden, OPEN_NS) && drained(g);
     }
     return ok;
 }
@@ -485,7 +498,7 @@ static enum status open_parts(struct cuda_group *g, struct error *err)
             return error_set(err, STATUS_SYSTEM, "%s: no events for the group", g->name);
         }
     }
-    if (!init_comms(g) || !first_sum(g)) {
+    if (!init_comms(g) || !first_sums(g)) {
         return error_set(err, STATUS_SYSTEM, "%s", g->failure.text);
     }
     if (pthread_create(&g->watch, NULL, watch_run, g)) {
