@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <vector>
 
@@ -110,6 +112,15 @@ bool come(clique &all, gather &g, int rank)
     return g.is_moved[(size_t)rank];
 }
 
+/* EMULATED_NCCL_HANG=RANK@N: that rank posts N operations and no more. */
+bool hangs_by_environment(int rank, size_t n_posted)
+{
+    const char *text = getenv("EMULATED_NCCL_HANG");
+    int hung = 0;
+    size_t n = 0;
+    return text && sscanf(text, "%d@%zu", &hung, &n) == 2 && rank == hung && n_posted >= n;
+}
+
 void post(const call &c)
 {
     std::shared_ptr<clique> all = c.comm->all;
@@ -129,6 +140,7 @@ void post(const call &c)
     }
     g->from[rank] = static_cast<const float *>(c.from);
     g->to[rank] = static_cast<float *>(c.to);
+    c.comm->hangs = c.comm->hangs || hangs_by_environment(c.comm->rank, i);
     bool hangs = c.comm->hangs;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(c.stream, &capture);
