@@ -49,6 +49,9 @@
 #include "kernels/formats.h"
 #include "kernels/parcel.h"
 
+/* The slot of a row that only fills a call up: see struct ops_seq. */
+#define OPS_NO_SLOT UINT32_MAX
+
 enum { OPS_HC = 4, OPS_HC_OUT = 24, OPS_SPARSE_RATIO = 4, OPS_STATE_RING = 16 };
 
 /* What a device computes with. Under tensor parallelism the counts marked (local) are its share. */
@@ -190,7 +193,11 @@ struct ops_kv {
 };
 
 /* One sequence of a call: rows [first_row, first_row + n_rows) are its tokens at positions
- * `position`, `position` + 1, ... */
+ * `position`, `position` + 1, ...
+ *
+ * With the slot OPS_NO_SLOT it is none, but one row at position 0 that fills a call up, to as many
+ * rows as one that was recorded. It reads and writes no page, no window and no state, of nobody's;
+ * its pages may be NULL, and what comes of it means nothing. */
 struct ops_seq {
     const uint32_t *pages; /* page ids, covering all of these positions */
     uint32_t slot;
@@ -210,6 +217,14 @@ struct ops_rows {
 struct ops_selection {
     uint32_t *n;     /* [T] */
     uint32_t *index; /* [T, index_topk] */
+};
+
+/* A call that a backend has kept to do it again. Freed by recording_free. */
+struct ops_recording {
+    void *graph; /* the backend's */
+    uint32_t n_rows, n_seqs;
+    uint32_t n_launches; /* kernels in it */
+    uint64_t bytes;      /* of the device's memory that it took, as far as the device tells */
 };
 
 struct ops_device;
@@ -315,6 +330,36 @@ struct ops {
      */
     void (*comm)(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                  float *const *y);
+
+    /* --- a call that is kept and done again with other rows, in one piece. All NULL: this backend
+     * keeps none. A group takes part as one: `devices` are all of it that is here, in rank order.
+     */
+
+    /* What is asked of the devices from here to record_end is kept in place of being done. That is
+     * the operations of one call, `begin` first, which looks at n_rows and n_seqs of its rows
+     * alone; nothing that waits, allocates or copies. The same operations on as many rows must have
+     * been done before, so that all they need is there. SYSTEM. */
+    must_check enum status (*record_begin)(struct ops_device *const *devices, uint32_t n_devices,
+                                           struct error *err);
+    /* The end of that, also after errors of operations, which it tells: then nothing was kept, and
+     * the devices serve no more. INVALID, EXHAUSTED, SYSTEM. */
+    must_check enum status (*record_end)(struct ops_device *const *devices, uint32_t n_devices,
+                                         struct ops_recording *ret_recording, struct error *err);
+    /* While recording: a replay that is done with what was asked for so far says so with this
+     * number, other than those before it, where wait_moving sees it. */
+    void (*record_progress)(struct ops_device *device, uint32_t value);
+    /* What was recorded, for these rows, as many and of as many sequences as then. All that the
+     * operations were given besides is as it was: matrices, memory, numbers of rows. */
+    void (*replay)(struct ops_device *const *devices, uint32_t n_devices,
+                   const struct ops_recording *recording, const struct ops_rows *rows);
+    /* While nothing of it runs. */
+    void (*recording_free)(struct ops_device *device, struct ops_recording *recording);
+    /* As wait; and calls `moved` when a replay under way has come to another record_progress. If
+     * for stall_ns none did and what was asked for is not done, the device is given up: SYSTEM now
+     * and ever after, and `close` waits for nothing of it. */
+    must_check enum status (*wait_moving)(struct ops_device *device, uint64_t stall_ns,
+                                          void (*moved)(void *cookie), void *cookie,
+                                          struct error *err);
 
     /* --- for the step profile (engine/profile.h) alone; without the first two there is none */
 

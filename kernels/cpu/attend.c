@@ -166,6 +166,9 @@ static void store_window(const struct attend_run *run)
     const struct ops_dims *d = &run->dev->d;
     for (uint32_t s = 0; s < run->rows->n_seqs; s++) {
         const struct ops_seq *seq = &run->rows->seqs[s];
+        if (seq->slot == OPS_NO_SLOT) {
+            continue;
+        }
         for (uint32_t i = seq->n_rows > d->ring ? seq->n_rows - d->ring : 0; i < seq->n_rows; i++) {
             uint8_t *body, *scales;
             ring_entry(run, seq, seq->position + i, &body, &scales);

@@ -114,6 +114,9 @@ static void channels_item(void *cookie, uint32_t item, uint32_t thread_i)
     const struct ops_seq *seq = &run->rows->seqs[item / n_groups];
     uint32_t ch0 = item % n_groups * CHANNEL_GROUP;
     uint32_t ch1 = run->d - ch0 < CHANNEL_GROUP ? run->d : ch0 + CHANNEL_GROUP;
+    if (seq->slot == OPS_NO_SLOT) {
+        return;
+    }
     if (run->layer->place.ratio == OPS_SPARSE_RATIO) {
         sparse_channels(run, seq, ch0, ch1);
     } else {

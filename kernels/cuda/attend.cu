@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(THREADS) attend_store_kernel(struct attend_arg
         return;
     }
     struct ops_seq seq = args.rows.seqs[args.rows.seq_of[r]];
-    if (seq.n_rows - (r - seq.first_row) > args.v.ring) {
+    if (seq.slot == OPS_NO_SLOT || seq.n_rows - (r - seq.first_row) > args.v.ring) {
         return;
     }
     cache_entry_store(args.v, args.kv_rows + (size_t)r * args.v.head_dim,

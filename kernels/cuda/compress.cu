@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(THREADS) compress_ring_kernel(struct compress_
 {
     uint32_t r = blockIdx.x, position = args.rows.positions[r], width = args.width;
     struct ops_seq seq = args.rows.seqs[args.rows.seq_of[r]];
-    if (seq.n_rows - (r - seq.first_row) > OPS_STATE_RING) {
+    if (seq.slot == OPS_NO_SLOT || seq.n_rows - (r - seq.first_row) > OPS_STATE_RING) {
         return;
     }
     float *to = cache_state_at(args.v, seq.slot, args.index) +
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(THREADS) compress_heavy_kernel(struct compress
     uint32_t r = blockIdx.x, position = args.rows.positions[r], ratio = args.v.place.ratio;
     uint32_t seq_i = args.rows.seq_of[r], d = args.d;
     struct ops_seq seq = args.rows.seqs[seq_i];
-    if (position % ratio != 0 && r != seq.first_row) {
+    if (seq.slot == OPS_NO_SLOT || (position % ratio != 0 && r != seq.first_row)) {
         return;
     }
     uint32_t left = ratio - position % ratio, here = seq.n_rows - (r - seq.first_row);
@@ -172,6 +172,9 @@ __global__ void __launch_bounds__(THREADS) compress_triple_kernel(struct compres
 {
     uint32_t d = args.d;
     struct ops_seq seq = args.rows.seqs[blockIdx.x];
+    if (seq.slot == OPS_NO_SLOT) {
+        return;
+    }
     float *state = cache_state_at(args.v, seq.slot, false);
     const float *carry = args.carry + (size_t)blockIdx.x * 3 * d;
     bool closed = (seq.position + seq.n_rows) % args.v.place.ratio == 0;

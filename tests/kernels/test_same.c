@@ -1,6 +1,6 @@
 /* The cache's operations on a device against the CPU's, bit for bit: calls of random sequences that
  * go on from random pages, windows and states, in every form of entry. And each sequence alone
- * against the call that has them all.
+ * against the call that has them all, and that call filled up with rows of no sequence.
  *
  * What a sequence reads of its past is random bytes in the stored form, so a context of 32k tokens
  * costs no more than its attention. Selection, output, and every byte of pages and slots is
@@ -8,7 +8,7 @@
  */
 #include "util.h"
 
-enum { SHARED_PAGES = 48, MAX_SEQS = 70, MAX_ROWS = 4096 };
+enum { SHARED_PAGES = 48, MAX_SEQS = 70, MAX_ROWS = 4096, FILL = 3 };
 
 static bool is_tuned;
 
@@ -259,7 +259,7 @@ static void make_case(struct call_case *c, const struct shape *s, const struct b
             reset_slot(c, c->call.seqs[i].slot);
         }
     }
-    size_t t = c->call.rows.n_rows;
+    size_t t = c->call.rows.n_rows + FILL;
     c->limits = (struct ops_limits){.n_rows = (uint32_t)t,
                                     .n_tokens = b->long_limits ? 1 << 20 : 33000,
                                     .page_tokens = s->page_tokens,
@@ -325,7 +325,7 @@ static struct ops_layer make_layer(const struct call_case *c, const struct ops *
 static void special_scores(const struct call_case *c, int kind, float *iq, float *iw)
 {
     const struct ops_dims *d = &c->d;
-    size_t t = c->call.rows.n_rows;
+    size_t t = c->call.rows.n_rows + FILL;
     for (size_t i = 0; i < t * d->index_heads * d->index_dim; i++) {
         iq[i] = kind == 3 ? 1e30f : (i % d->index_dim == 3 ? 1.0f : 0.0f);
     }
@@ -334,10 +334,10 @@ static void special_scores(const struct call_case *c, int kind, float *iq, float
     }
 }
 
-/* Runs sequences [first, first + n) of the case as one call. */
+/* Runs sequences [first, first + n) of the case as one call, with `fill` rows of none behind. */
 static void run_some(const struct call_case *c, const struct ops *ops, struct ops_device *dev,
                      const struct ops_layer *layer, const struct ops_kv *kv, uint32_t first,
-                     uint32_t n, struct result *ret)
+                     uint32_t n, uint32_t fill, struct result *ret)
 {
     static struct call part;
     const struct ops_dims *d = &c->d;
@@ -345,6 +345,9 @@ static void run_some(const struct call_case *c, const struct ops *ops, struct op
     for (uint32_t i = first; i < first + n; i++) {
         const struct ops_seq *seq = &c->call.seqs[i];
         call_add(&part, seq->pages, seq->slot, seq->position, seq->n_rows);
+    }
+    for (uint32_t i = 0; i < fill; i++) {
+        call_add(&part, NULL, OPS_NO_SLOT, 0, 1);
     }
     size_t row = c->call.seqs[first].first_row, t = part.rows.n_rows;
     size_t one_iq = (size_t)d->index_heads * d->index_dim, wide = (size_t)d->n_heads * d->head_dim;
@@ -364,8 +367,8 @@ static void run_some(const struct call_case *c, const struct ops *ops, struct op
         ret->iq = from_device(ops, dev, iq, t * one_iq * 4);
         ret->iw = from_device(ops, dev, iw, t * d->index_heads * 4);
         ops->compress(dev, &part.rows, layer, true, x, kv);
-        float *host_iq = poisoned(c->call.rows.n_rows * one_iq);
-        float *host_iw = poisoned(c->call.rows.n_rows * d->index_heads);
+        float *host_iq = poisoned((c->call.rows.n_rows + FILL) * one_iq);
+        float *host_iw = poisoned((c->call.rows.n_rows + FILL) * d->index_heads);
         for (int kind = 0; kind < 4; kind++) {
             if (kind) {
                 special_scores(c, kind, host_iq, host_iw);
@@ -418,12 +421,13 @@ static void take_memory(const struct call_case *c, const struct ops *ops, struct
 }
 
 /* The whole case on a backend. */
-static void run_case(const struct call_case *c, const struct ops *ops, struct result *ret)
+static void run_case(const struct call_case *c, const struct ops *ops, uint32_t fill,
+                     struct result *ret)
 {
     struct ops_device *dev = open_on(ops, &c->d, &c->limits);
     struct ops_layer layer = make_layer(c, ops, dev);
     struct ops_kv kv = make_kv(c, ops, dev);
-    run_some(c, ops, dev, &layer, &kv, 0, c->call.rows.n_seqs, ret);
+    run_some(c, ops, dev, &layer, &kv, 0, c->call.rows.n_seqs, fill, ret);
     take_memory(c, ops, dev, &kv, ret);
     ops->close(dev);
 }
@@ -494,8 +498,8 @@ static void each_case(void (*fn)(struct call_case *c, const char *name), uint32_
 static void same_case(struct call_case *c, const char *name)
 {
     struct result got, want;
-    run_case(c, &ops_cpu, &want);
-    run_case(c, backend, &got);
+    run_case(c, &ops_cpu, 0, &want);
+    run_case(c, backend, 0, &got);
     compare_results(c, name, &got, &want);
     free_result(&got);
     free_result(&want);
@@ -519,7 +523,7 @@ static void alone_case(struct call_case *c, const char *name)
         return;
     }
     struct result all, one, end = {NULL};
-    run_case(c, ops, &all);
+    run_case(c, ops, 0, &all);
     struct ops_device *dev = open_on(ops, d, &c->limits);
     struct ops_layer layer = make_layer(c, ops, dev);
     struct ops_kv kv = make_kv(c, ops, dev);
@@ -527,7 +531,7 @@ static void alone_case(struct call_case *c, const char *name)
         size_t row = c->call.seqs[i].first_row, t = c->call.seqs[i].n_rows;
         size_t one_iq = (size_t)d->index_heads * d->index_dim;
         size_t wide = (size_t)d->n_heads * d->head_dim, k = d->index_topk;
-        run_some(c, ops, dev, &layer, &kv, i, 1, &one);
+        run_some(c, ops, dev, &layer, &kv, i, 1, 0, &one);
         compare(name, "output alone", one.o, all.o + row * wide, t * wide * 4);
         if (one.iq) {
             compare(name, "index queries alone", one.iq, all.iq + row * one_iq, t * one_iq * 4);
@@ -553,6 +557,35 @@ static void test_alone(void **state)
     each_case(alone_case, backend == &ops_cpu ? 1 : n_shapes);
 }
 
+/* Rows that only fill a call up: the others get what they got, and no memory was touched. */
+static void filled_case(struct call_case *c, const char *name)
+{
+    const struct ops_dims *d = &c->d;
+    size_t t = c->call.rows.n_rows, k = d->index_topk;
+    struct result with, without;
+    run_case(c, backend, FILL, &with);
+    run_case(c, backend, 0, &without);
+    for (int i = 0; i < 4 && with.iq; i++) {
+        compare(name, "filled up: topk, numbers", with.chosen[i], without.chosen[i], t * 4);
+        compare(name, "filled up: topk", with.chosen[i] + t + FILL, without.chosen[i] + t,
+                t * k * 4);
+        mem_free(with.chosen[i]);
+        mem_free(without.chosen[i]);
+        with.chosen[i] = without.chosen[i] = NULL;
+    }
+    compare_results(c, name, &with, &without);
+    free_result(&with);
+    free_result(&without);
+}
+
+static void test_filled(void **state)
+{
+    if (n_shapes < sizeof(shapes) / sizeof(shapes[0])) {
+        skip();
+    }
+    each_case(filled_case, backend == &ops_cpu ? 1 : n_shapes);
+}
+
 int main(int argc, char **argv)
 {
     backend_choose(argc, argv);
@@ -561,6 +594,6 @@ int main(int argc, char **argv)
         n_shapes = (uint32_t)atoi(argv[2]);
     }
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_as_cpu),
-                                       cmocka_unit_test(test_alone)};
+                                       cmocka_unit_test(test_alone), cmocka_unit_test(test_filled)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
