@@ -354,12 +354,12 @@ struct ops {
                    const struct ops_recording *recording, const struct ops_rows *rows);
     /* While nothing of it runs. */
     void (*recording_free)(struct ops_device *device, struct ops_recording *recording);
-    /* As wait; and calls `moved` when a replay under way has come to another record_progress. If
-     * for stall_ns none did and what was asked for is not done, the device is given up: SYSTEM now
-     * and ever after, and `close` waits for nothing of it. */
-    must_check enum status (*wait_moving)(struct ops_device *device, uint64_t stall_ns,
-                                          void (*moved)(void *cookie), void *cookie,
-                                          struct error *err);
+    /* As wait of each device, after a replay; and calls `moved` when it has come to another
+     * record_progress. If for stall_ns it did not and is not done, the devices are given up: SYSTEM
+     * now and ever after, and `close` waits for nothing of them. */
+    must_check enum status (*wait_moving)(struct ops_device *const *devices, uint32_t n_devices,
+                                          uint64_t stall_ns, void (*moved)(void *cookie),
+                                          void *cookie, struct error *err);
 
     /* --- for the step profile (engine/profile.h) alone; without the first two there is none */
 

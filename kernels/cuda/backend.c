@@ -26,7 +26,9 @@ struct cuda_memory {
     size_t bytes, used;
 };
 
-/* One image of the rows of a call, in pinned and in device memory: sequences, then words. */
+/* One image of the rows of a call, in pinned and in device memory: sequences, then words, pages
+ * last. So where anything but the pages lies follows from the numbers of rows and sequences, which
+ * is what a recorded call is bound to; pages are found by the pointers in the sequences. */
 struct cuda_staging {
     size_t bytes, max_pages;
     uint8_t *device;
@@ -47,8 +49,7 @@ void cuda_failed(struct ops_device *dev, enum status status, const char *format,
     dev->failed = status;
 }
 
-/* Keeps `code` if it is a failure; whether it is none. */
-static bool kept(struct ops_device *dev, cudaError_t code, const char *what)
+bool cuda_kept(struct ops_device *dev, cudaError_t code, const char *what)
 {
     if (code != cudaSuccess) {
         (void)cudaGetLastError();
@@ -58,16 +59,15 @@ static bool kept(struct ops_device *dev, cudaError_t code, const char *what)
     return code == cudaSuccess;
 }
 
-/* The calling thread's device is this one. Every call that a thread may begin with enters. */
-static void enter(struct ops_device *dev)
+void cuda_enter(struct ops_device *dev)
 {
-    (void)kept(dev, cudaSetDevice((int)dev->limits.device_i), "choosing the device");
+    (void)cuda_kept(dev, cudaSetDevice((int)dev->limits.device_i), "choosing the device");
 }
 
 void cuda_launched(struct ops_device *dev, const char *what)
 {
     dev->n_launches++;
-    (void)kept(dev, cudaGetLastError(), what);
+    (void)cuda_kept(dev, cudaGetLastError(), what);
 }
 
 /* What cuda_alloc would take from the driver: the block that is begun, or a new one. */
@@ -96,7 +96,7 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
     if (dev->limits.only_plan) {
         return plan_alloc(dev, wanted);
     }
-    enter(dev);
+    cuda_enter(dev);
     struct cuda_memory *block = dev->memory;
     if (!block || block->bytes - block->used < wanted) {
         size_t all = wanted > BLOCK_BYTES ? wanted : BLOCK_BYTES;
@@ -108,7 +108,7 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
         block = mem_zalloc(sizeof(*block));
         *block = (struct cuda_memory){.next = dev->memory, .data = data, .bytes = all};
         dev->memory = block;
-        (void)kept(dev, cudaMemsetAsync(data, 0, all, dev->stream), "clearing memory");
+        (void)cuda_kept(dev, cudaMemsetAsync(data, 0, all, dev->stream), "clearing memory");
     }
     void *memory = block->data + block->used;
     block->used += wanted;
@@ -120,7 +120,7 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
  * that is told registers it for all; that it is `used` says that another has. */
 static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
 {
-    enter(dev);
+    cuda_enter(dev);
     unsigned flags = cudaHostRegisterMapped | (dev->group ? cudaHostRegisterPortable : 0);
     cudaError_t code = cudaHostRegister(memory, bytes, flags);
     bool is_anothers = code == cudaErrorHostMemoryAlreadyRegistered && dev->group;
@@ -149,12 +149,12 @@ static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes
 
 static void cuda_unshare(struct ops_device *dev, void *memory)
 {
-    enter(dev);
+    cuda_enter(dev);
     for (struct cuda_memory **at = &dev->shared; *at; at = &(*at)->next) {
         struct cuda_memory *item = *at;
         if (item->data == memory) {
             if (!item->used) {
-                (void)kept(dev, cudaHostUnregister(memory), "giving host memory back");
+                (void)cuda_kept(dev, cudaHostUnregister(memory), "giving host memory back");
             }
             *at = item->next;
             mem_free(item);
@@ -201,6 +201,9 @@ static void plan_close(struct ops_device *dev)
     mem_free(dev);
 }
 
+/* Devices that hang: still there, so that what they may write to is. */
+static struct ops_device *given_up;
+
 static void cuda_close(struct ops_device *dev)
 {
     if (!dev) {
@@ -210,9 +213,15 @@ static void cuda_close(struct ops_device *dev)
         plan_close(dev);
         return;
     }
+    if (dev->given_up) {
+        /* Any call could wait for it. The process that ends now gives all of it back. */
+        dev->given_up_before = given_up;
+        given_up = dev;
+        return;
+    }
     struct cuda_group *group = dev->group;
     cuda_group_leave(dev);
-    enter(dev);
+    cuda_enter(dev);
     if (dev->stream) {
         (void)cudaStreamSynchronize(dev->stream);
     }
@@ -243,6 +252,7 @@ static void cuda_close(struct ops_device *dev)
         mem_free(block);
     }
     cuda_marks_free(dev);
+    cuda_record_free(dev);
     if (dev->reached) {
         (void)cudaEventDestroy(dev->reached);
     }
@@ -256,20 +266,22 @@ static void cuda_close(struct ops_device *dev)
 
 static void cuda_write(struct ops_device *dev, void *memory, const void *data, size_t bytes)
 {
-    enter(dev);
+    cuda_enter(dev);
     /* From pageable memory the call may return before it has read it all; this one may not. */
-    if (bytes && kept(dev, cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, dev->stream),
-                      "writing memory")) {
-        (void)kept(dev, cudaStreamSynchronize(dev->stream), "writing memory");
+    if (bytes &&
+        cuda_kept(dev, cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, dev->stream),
+                  "writing memory")) {
+        (void)cuda_kept(dev, cudaStreamSynchronize(dev->stream), "writing memory");
     }
 }
 
 static void cuda_read(struct ops_device *dev, void *ret_data, const void *memory, size_t bytes)
 {
-    enter(dev);
+    cuda_enter(dev);
     if (bytes) {
-        (void)kept(dev, cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, dev->stream),
-                   "reading memory");
+        (void)cuda_kept(dev,
+                        cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, dev->stream),
+                        "reading memory");
     }
 }
 
@@ -312,8 +324,10 @@ static void *cuda_upload(struct ops_device *dev, const void *data, size_t bytes)
 
 static enum status cuda_wait(struct ops_device *dev, struct error *err)
 {
-    enter(dev);
-    (void)kept(dev, cudaStreamSynchronize(dev->stream), "an operation");
+    if (!dev->given_up) {
+        cuda_enter(dev);
+        (void)cuda_kept(dev, cudaStreamSynchronize(dev->stream), "an operation");
+    }
     cuda_group_end(dev);
     return dev->failed ? error_set(err, dev->failed, "%s", dev->failure.text) : STATUS_OK;
 }
@@ -419,12 +433,16 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
         return STATUS_OK;
     }
     int n_sms = 0;
-    if (kept(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "a stream") &&
-        kept(dev, cudaEventCreateWithFlags(&dev->reached, cudaEventDisableTiming), "an event") &&
-        kept(dev,
-             cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, (int)limits->device_i),
-             "its number of multiprocessors") &&
-        !(make_staging(dev) && make_scratch(dev) && cuda_beside_make(dev))) {
+    if (cuda_kept(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking),
+                  "a stream") &&
+        cuda_kept(dev, cudaEventCreateWithFlags(&dev->reached, cudaEventDisableTiming),
+                  "an event") &&
+        cuda_kept(
+            dev,
+            cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, (int)limits->device_i),
+            "its number of multiprocessors") &&
+        !(make_staging(dev) && make_scratch(dev) && cuda_beside_make(dev) &&
+          cuda_record_make(dev))) {
         size_t free_bytes = 0, all_bytes = 0;
         (void)cudaMemGetInfo(&free_bytes, &all_bytes);
         cuda_failed(dev, STATUS_EXHAUSTED,
@@ -448,58 +466,93 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
     return STATUS_OK;
 }
 
-/* Copies n words behind *at, which moves on; returns where they will be in device memory. */
-static const uint32_t *put_words(struct cuda_staging *s, uint8_t *host, size_t *at,
-                                 const uint32_t *words, size_t n)
+/* dev->rows for a call of such numbers; returns where the page numbers begin. */
+static size_t lay_out(struct ops_device *dev, uint32_t n_rows, uint32_t n_seqs)
 {
-    const uint32_t *there = (const uint32_t *)(const void *)(s->device + *at);
-    if (n) {
-        memcpy(host + *at, words, n * sizeof(*words));
-    }
-    *at += n * sizeof(*words);
-    return there;
+    const uint8_t *image = dev->staging->device;
+    size_t words = n_seqs * sizeof(struct ops_seq), n = n_rows * sizeof(uint32_t);
+    dev->rows = (struct ops_rows){.n_rows = n_rows, .n_seqs = n_seqs};
+    dev->rows.seqs = (const struct ops_seq *)(const void *)image;
+    dev->rows.tokens = (const uint32_t *)(const void *)(image + words);
+    dev->rows.positions = (const uint32_t *)(const void *)(image + words + n);
+    dev->rows.seq_of = (const uint32_t *)(const void *)(image + words + 2 * n);
+    return words + 3 * n;
 }
 
-static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
+static size_t pages_of(const struct ops_device *dev, const struct ops_seq *seq)
 {
-    struct cuda_staging *s = dev->staging;
+    uint32_t page_tokens = dev->limits.page_tokens;
+    size_t end = (size_t)seq->position + seq->n_rows;
+    return page_tokens && seq->slot != OPS_NO_SLOT ? (end + page_tokens - 1) / page_tokens : 0;
+}
+
+static bool fits_limits(struct ops_device *dev, const struct ops_rows *rows)
+{
     const struct ops_limits *l = &dev->limits;
     size_t n_pages = 0;
-    enter(dev);
-    cuda_group_begin(dev);
-    for (uint32_t i = 0; i < rows->n_seqs && l->page_tokens; i++) {
-        const struct ops_seq *seq = &rows->seqs[i];
-        n_pages += ((size_t)seq->position + seq->n_rows + l->page_tokens - 1) / l->page_tokens;
+    for (uint32_t i = 0; i < rows->n_seqs && i < l->n_seqs && !dev->recording; i++) {
+        n_pages += pages_of(dev, &rows->seqs[i]);
     }
-    if (rows->n_rows > l->n_rows || rows->n_seqs > l->n_seqs || n_pages > s->max_pages) {
+    if (rows->n_rows > l->n_rows || rows->n_seqs > l->n_seqs || n_pages > dev->staging->max_pages) {
         cuda_failed(dev, STATUS_INVALID,
                     "cuda:%u: a call of %u rows of %u sequences with %zu pages is larger than the "
                     "device was opened for",
                     l->device_i, rows->n_rows, rows->n_seqs, n_pages);
-        return;
+        return false;
+    }
+    return true;
+}
+
+static void put_words(uint8_t *image, size_t *at, const uint32_t *words, size_t n)
+{
+    if (n) {
+        memcpy(image + *at, words, n * sizeof(*words));
+    }
+    *at += n * sizeof(*words);
+}
+
+bool cuda_stage(struct ops_device *dev, const struct ops_rows *rows)
+{
+    struct cuda_staging *s = dev->staging;
+    cuda_enter(dev);
+    cuda_group_begin(dev);
+    if (!fits_limits(dev, rows)) {
+        return false;
     }
     uint32_t turn = s->n_calls++ % N_STAGES;
-    if (!kept(dev, cudaEventSynchronize(s->sent[turn]), "the rows of an earlier call")) {
-        return;
+    if (!cuda_kept(dev, cudaEventSynchronize(s->sent[turn]), "the rows of an earlier call")) {
+        return false;
     }
     uint8_t *host = s->host[turn];
     struct ops_seq *seqs = (struct ops_seq *)(void *)host;
-    size_t at = rows->n_seqs * sizeof(*seqs);
+    size_t n_rows = rows->n_rows, at = rows->n_seqs * sizeof(*seqs);
+    size_t pages = lay_out(dev, rows->n_rows, rows->n_seqs);
+    put_words(host, &at, rows->tokens, n_rows);
+    put_words(host, &at, rows->positions, n_rows);
+    put_words(host, &at, rows->seq_of, n_rows);
     for (uint32_t i = 0; i < rows->n_seqs; i++) {
         const struct ops_seq *seq = &rows->seqs[i];
-        size_t end = (size_t)seq->position + seq->n_rows;
-        size_t n = l->page_tokens ? (end + l->page_tokens - 1) / l->page_tokens : 0;
+        size_t n = pages_of(dev, seq);
         seqs[i] = *seq;
-        seqs[i].pages = put_words(s, host, &at, seq->pages, n);
+        seqs[i].pages = (const uint32_t *)(const void *)(s->device + pages);
+        put_words(host, &pages, seq->pages, n);
     }
-    dev->rows = (struct ops_rows){.n_rows = rows->n_rows, .n_seqs = rows->n_seqs};
-    dev->rows.seqs = (const struct ops_seq *)(const void *)s->device;
-    dev->rows.tokens = put_words(s, host, &at, rows->tokens, rows->n_rows);
-    dev->rows.positions = put_words(s, host, &at, rows->positions, rows->n_rows);
-    dev->rows.seq_of = put_words(s, host, &at, rows->seq_of, rows->n_rows);
-    if (kept(dev, cudaMemcpyAsync(s->device, host, at, cudaMemcpyHostToDevice, dev->stream),
-             "sending the rows of a call") &&
-        kept(dev, cudaEventRecord(s->sent[turn], dev->stream), "sending the rows of a call")) {
+    return cuda_kept(dev,
+                     cudaMemcpyAsync(s->device, host, pages, cudaMemcpyHostToDevice, dev->stream),
+                     "sending the rows of a call") &&
+           cuda_kept(dev, cudaEventRecord(s->sent[turn], dev->stream),
+                     "sending the rows of a call");
+}
+
+static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
+{
+    if (dev->recording) {
+        cuda_enter(dev);
+        if (fits_limits(dev, rows)) {
+            (void)lay_out(dev, rows->n_rows, rows->n_seqs);
+            cuda_positions(dev);
+        }
+    } else if (cuda_stage(dev, rows)) {
         cuda_positions(dev);
     }
 }
@@ -522,7 +575,7 @@ const struct ops ops_cuda = {
     .move = cuda_move,
     .accept = cuda_accept,
     .join = cuda_join,
-    .enter = enter,
+    .enter = cuda_enter,
     .begin = cuda_begin,
     .embed = cuda_embed,
     .mhc_pre = cuda_mhc_pre,
@@ -537,6 +590,12 @@ const struct ops ops_cuda = {
     .experts = cuda_experts,
     .head = cuda_head,
     .comm = cuda_comm,
+    .record_begin = cuda_record_begin,
+    .record_end = cuda_record_end,
+    .record_progress = cuda_record_progress,
+    .replay = cuda_replay,
+    .recording_free = cuda_recording_free,
+    .wait_moving = cuda_wait_moving,
     .rates = cuda_rates,
     .matrix_bytes = cuda_packed_bytes,
     .mark = cuda_mark,

@@ -76,8 +76,14 @@ struct ops_device {
     struct cuda_memory *memory; /* list of what was taken from the driver */
     struct cuda_memory *shared; /* list of host memory that was registered with it */
     size_t allocated;
-    uint64_t n_launches; /* kernels since open */
-    cudaEvent_t *marks;  /* OPS_MAX_MARKS, once there is one: measure.c */
+    uint64_t n_launches; /* since open: kernels, and graphs of them */
+    /* record.c */
+    bool recording;                     /* what is launched is kept, not done */
+    uint64_t launches_before;           /* of this recording */
+    volatile uint32_t *passed;          /* pinned: the last number of record_progress */
+    struct ops_device *given_up_before; /* list of such devices, once closed */
+    bool given_up;                      /* it hangs: nothing waits for it any more */
+    cudaEvent_t *marks;                 /* OPS_MAX_MARKS, once there is one: measure.c */
     struct cuda_staging *staging;
     struct cuda_beside *beside;
     struct cuda_group *group;    /* NULL: of one */
@@ -125,6 +131,32 @@ void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 
 /* Whether all of it is registered host memory, at an address that the device may use. */
 bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes);
+
+/* Keeps `code` if it is a failure, of doing `what`; whether it is none. */
+bool cuda_kept(struct ops_device *dev, cudaError_t code, const char *what);
+/* The calling thread's device is this one. Every call that a thread may begin with enters. */
+void cuda_enter(struct ops_device *dev);
+/* dev->rows become these, in device memory by the time that what is launched now runs. False, and
+ * the device failed: too many, or a failure. */
+bool cuda_stage(struct ops_device *dev, const struct ops_rows *rows);
+
+/* --- record.c, see kernels/ops.h; and progress.cu for it */
+/* From `open`. */
+bool cuda_record_make(struct ops_device *dev);
+void cuda_record_free(struct ops_device *dev);
+enum status cuda_record_begin(struct ops_device *const *devices, uint32_t n_devices,
+                              struct error *err);
+enum status cuda_record_end(struct ops_device *const *devices, uint32_t n_devices,
+                            struct ops_recording *ret_recording, struct error *err);
+void cuda_record_progress(struct ops_device *dev, uint32_t value);
+void cuda_replay(struct ops_device *const *devices, uint32_t n_devices,
+                 const struct ops_recording *recording, const struct ops_rows *rows);
+void cuda_recording_free(struct ops_device *dev, struct ops_recording *recording);
+enum status cuda_wait_moving(struct ops_device *const *devices, uint32_t n_devices,
+                             uint64_t stall_ns, void (*moved)(void *cookie), void *cookie,
+                             struct error *err);
+/* *to = value, where the host sees it. */
+void cuda_run_progress(struct ops_device *dev, volatile uint32_t *to, uint32_t value);
 
 /* --- beside.c */
 /* From `open`: false when out of memory. The second takes NULL too. */
