@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/metrics.h"
 #include "engine/accept.h"
 #include "engine/engine_ops.h"
 
@@ -103,6 +104,21 @@ void engine_memory_report(const struct engine *engine,
         engine->ops->memory_report(engine, line, cookie);
     }
     line(cookie, "pages", (size_t)engine->info.n_pages * engine->info.page_bytes);
+}
+
+void engine_graphs_report(const struct engine *engine, struct engine_graphs *ret_graphs)
+{
+    *ret_graphs = (struct engine_graphs){.n = 0};
+    if (engine->ops->graphs_report) {
+        engine->ops->graphs_report(engine, ret_graphs);
+    }
+}
+
+void engine_graphs_use(struct engine *engine, bool use)
+{
+    if (engine->ops->graphs_use) {
+        engine->ops->graphs_use(engine, use);
+    }
 }
 
 enum status engine_seq_create(struct engine *engine, uint64_t owner, struct engine_seq **ret_seq)
@@ -310,8 +326,20 @@ void engine_debug_json(const struct engine *engine, struct json_writer *w)
     pool_debug_json(engine->pool, w);
 }
 
+static double steps_value(void *cookie)
+{
+    return (double)atomic_load_explicit((_Atomic uint64_t *)cookie, memory_order_relaxed);
+}
+
 void engine_metrics_register(struct engine *engine, struct metrics *metrics)
 {
+    static const char *const how[] = {"operations", "graph"};
+    for (int i = 0; i < 2; i++) {
+        metrics_counter_call(metrics, "baton_engine_steps_total",
+                             "Decode steps that the engine made, by how the device was asked for "
+                             "them.",
+                             METRIC_LABELS({"by", how[i]}), steps_value, &engine->n_steps[i]);
+    }
     pool_register(engine->pool, metrics);
 }
 
@@ -396,6 +424,9 @@ enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t
         history_append(seq, rows[i].token);
     }
     enum status status = engine->ops->step(engine, rows, n_rows);
+    if (!status) {
+        atomic_fetch_add_explicit(&engine->n_steps[engine->by_graph], 1, memory_order_relaxed);
+    }
     for (uint32_t i = 0; !status && i < n_rows; i++) {
         rows[i].seq->n_tokens++;
     }

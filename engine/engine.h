@@ -50,6 +50,7 @@ struct engine_options {
     uint32_t max_context_tokens;
     uint32_t max_chunk_tokens; /* longest prompt piece of one engine_prefill call */
     uint32_t max_batch_rows;   /* most rows of one engine_step call */
+    bool no_graphs; /* steps run one operation at a time also on a device that records them whole */
     bool sends; /* pages leave from host memory: a device with memory of its own keeps a copy there
                    of what is final */
     bool apart; /* tests: what a device with memory of its own needs, also where it has none */
@@ -137,8 +138,8 @@ struct engine_pieces {
 /* Opens an engine and allocates all it will ever need: nothing below allocates pool memory again.
  * Errors: INVALID (bad option or unsupported model, named), NOT_FOUND, CORRUPT (file), EXHAUSTED
  * (memory; the text says how much is missing). `progress` (may be NULL) is advanced by one at least
- * at every layer of a running chunk and every step, so that a long chunk is not taken for a hang;
- * it must outlive the engine. */
+ * at every layer of a running chunk and every few of a step, so that a long one is not taken for a
+ * hang; it must outlive the engine. */
 must_check enum status engine_open(const struct engine_options *options, _Atomic uint64_t *progress,
                                    struct engine **ret_engine, struct error *err);
 /* All sequences must be freed before. NULL is fine. */
@@ -148,6 +149,19 @@ const struct engine_info *engine_info(const struct engine *engine);
  * start-up table. */
 void engine_memory_report(const struct engine *engine,
                           void (*line)(void *cookie, const char *item, size_t bytes), void *cookie);
+
+/* Decode steps that the device has recorded whole, at open: how many sizes of batch, the seconds
+ * that it took and the bytes of the device that it took, and the kernels of the largest. */
+struct engine_graphs {
+    uint32_t n; /* 0: there are none, by wish or because the device records none */
+    uint32_t n_launches;
+    double seconds;
+    uint64_t bytes;
+};
+void engine_graphs_report(const struct engine *engine, struct engine_graphs *ret_graphs);
+/* Whether the steps that follow use them, which they do after open. For measurements and tests:
+ * what a step computes is the same bits. */
+void engine_graphs_use(struct engine *engine, bool use);
 
 /* --- Sequences: loop thread
  * --------------------------------------------------------------------------- */

@@ -38,6 +38,9 @@ struct engine_ops {
     /* Called once pool and slots exist (info.pool_base set). May be NULL. */
     enum status (*ready)(struct engine *engine, struct error *err);
     void (*close)(struct engine *engine);
+    /* As in engine.h; NULL where steps are never recorded. */
+    void (*graphs_report)(const struct engine *engine, struct engine_graphs *ret_graphs);
+    void (*graphs_use)(struct engine *engine, bool use);
     void (*memory_report)(const struct engine *engine,
                           void (*line)(void *cookie, const char *item, size_t bytes), void *cookie);
     /* A slot starts at 0 tokens: window empty, K 0, S -inf. Loop thread; where the slot is a
@@ -76,6 +79,8 @@ struct engine {
     struct pool *pool;
     bool pool_is_apart; /* pages lie in a device and none is sent: the pool has no memory */
     _Atomic uint64_t *progress;
+    bool by_graph;               /* how the engine behind makes its steps; compute thread */
+    _Atomic uint64_t n_steps[2]; /* asked for one operation at a time, and by graph */
     void *impl;
 };
 

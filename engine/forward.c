@@ -224,13 +224,18 @@ void forward_clear_logits(const struct forward *f, float *logits, uint32_t n_row
     }
 }
 
-enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,
-                           struct error *err)
+void forward_ask_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits)
 {
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = turn(f, k);
         f->ops->head(rank->device, &rank->globals, rank->streams, which, n,
                      ret_logits + rank->vocab_first, f->vocab);
     }
+}
+
+enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,
+                           struct error *err)
+{
+    forward_ask_logits(f, which, n, ret_logits);
     return forward_wait(f, err);
 }

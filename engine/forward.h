@@ -64,8 +64,10 @@ must_check enum status forward_wait(struct forward *f, struct error *err);
 /* For a group of which not all ranks are here: the lowest float in n_rows rows of shared memory
  * that logits will be written to, since the missing ranks' never are. */
 void forward_clear_logits(const struct forward *f, float *logits, uint32_t n_rows);
-/* Logits of n rows of the last run: ret_logits [n, vocab], in shared memory. SYSTEM: a device
- * failed, now or earlier in the run. */
+/* Asks for the logits of n rows of the last run: ret_logits [n, vocab], in shared memory. They are
+ * there after forward_wait. */
+void forward_ask_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits);
+/* The same, and waits. SYSTEM: a device failed, now or earlier in the run. */
 must_check enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
                                       float *ret_logits, struct error *err);
 

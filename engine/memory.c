@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/graphs.h"
 #include "engine/layout.h"
 #include "engine/model_load.h"
 #include "engine/sim.h"
@@ -143,6 +144,10 @@ static enum status plan_model(const struct engine_options *options, struct engin
                       (uint64_t)config->vocab_size * sizeof(float), false);
     engine_memory_add(memory, "pages", "--pages", n_pages,
                       n_memories * (uint64_t)layout->page_bytes, on_device);
+    if (!options->no_graphs && graphs_are_here(choice.ops)) {
+        engine_memory_add(memory, "graphs", NULL, graphs_sizes(least(rows, n_sequences), NULL),
+                          choice.n_devices * graphs_planned_bytes(config->n_layers), on_device);
+    }
     if (apart) {
         engine_memory_add(memory, "empty slot", NULL, 1, slot_bytes, on_device);
         engine_memory_add(memory, "slot image", NULL, 1, store_image_bytes(layout), false);

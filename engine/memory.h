@@ -3,7 +3,8 @@
  * A plan is a list of items: what the engine will take, to which a daemon adds its own (landing
  * slots, send buffers). It is made from config.json, the headers of the checkpoint's files and the
  * backend's own sizes, so it is what will be taken, not an estimate: tests hold it to what an
- * engine then has allocated. Plain data; any thread.
+ * engine then has allocated. But for the graphs of a GPU's decode steps, of which only a driver
+ * knows what they take: they stand there with an allowance. Plain data; any thread.
  */
 #ifndef BATON_ENGINE_MEMORY_H
 #define BATON_ENGINE_MEMORY_H

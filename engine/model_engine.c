@@ -17,6 +17,7 @@
 #include "engine/batch.h"
 #include "engine/engine_ops.h"
 #include "engine/forward.h"
+#include "engine/graphs.h"
 #include "engine/layout.h"
 #include "engine/model_load.h"
 #include "engine/sampler.h"
@@ -41,6 +42,8 @@ struct model_engine {
     float *prefill_logits; /* [vocab] of the last prefill that drew */
     uint32_t drawn_tokens; /* tokens before them; 0: there was none */
     struct sampler *sampler;
+    struct graphs graphs;
+    bool records; /* steps are to have graphs */
     char device_name[64];
 };
 
@@ -195,6 +198,7 @@ static enum status model_open(struct engine *engine, const struct engine_options
     }
     batch_init(&m->batch, limits.n_rows);
     m->sampler = sampler_create(info->vocab_size);
+    m->records = !options->no_graphs && graphs_are_here(m->forward.ops);
     engine->pool_is_apart = m->apart && !options->sends;
     engine->impl = m;
     return STATUS_OK;
@@ -221,6 +225,31 @@ static enum status shared_room(struct model_engine *m, size_t n, size_t each, vo
     return forward_share(&m->forward, memory, bytes, err);
 }
 
+/* A start that asked for graphs gets them or ends: steps that quietly take twice as long would be
+ * found out by the users. */
+static enum status record(struct engine *engine, struct error *err)
+{
+    struct model_engine *m = engine->impl;
+    struct error why = {""};
+    enum status status = graphs_record(&m->graphs, &m->forward, engine->info.max_batch_rows,
+                                       m->logits, tick, engine, &why);
+    if (status) {
+        return error_set(err, status,
+                         "decode steps can't be recorded as graphs: %s; --graphs off starts "
+                         "without them",
+                         why.text);
+    }
+    engine->by_graph = true;
+    struct engine_graphs graphs;
+    engine_graphs_report(engine, &graphs);
+    log_info("engine",
+             "graphs: %" PRIu32 " recorded in %.2f s, the largest of %" PRIu32
+             " kernels; they take "
+             "%.1f MiB on the device",
+             graphs.n, graphs.seconds, graphs.n_launches, (double)graphs.bytes / (1 << 20));
+    return STATUS_OK;
+}
+
 static enum status model_ready(struct engine *engine, struct error *err)
 {
     struct model_engine *m = engine->impl;
@@ -242,7 +271,7 @@ static enum status model_ready(struct engine *engine, struct error *err)
         forward_clear_logits(&m->forward, m->prefill_logits, 1);
         m->which = mem_array(info->max_batch_rows, sizeof(*m->which));
     }
-    return status;
+    return !status && m->records ? record(engine, err) : status;
 }
 
 static void model_close(struct engine *engine)
@@ -251,6 +280,7 @@ static void model_close(struct engine *engine)
     if (!m) {
         return;
     }
+    graphs_free(&m->graphs);
     model_unload(&m->forward);
     store_close(&m->store);
     batch_fini(&m->batch);
@@ -259,6 +289,19 @@ static void model_close(struct engine *engine)
     mem_free(m->which);
     mem_free(m->prefill_logits);
     mem_free(m);
+}
+
+static void model_graphs_report(const struct engine *engine, struct engine_graphs *ret_graphs)
+{
+    const struct graphs *g = &((const struct model_engine *)engine->impl)->graphs;
+    *ret_graphs = (struct engine_graphs){.n = g->n, .seconds = g->seconds, .bytes = g->bytes};
+    ret_graphs->n_launches = g->n ? g->recordings[g->n - 1].n_launches : 0;
+}
+
+static void model_graphs_use(struct engine *engine, bool use)
+{
+    struct model_engine *m = engine->impl;
+    engine->by_graph = use && m->graphs.n > 0;
 }
 
 static void model_memory_report(const struct engine *engine,
@@ -282,6 +325,9 @@ static void model_memory_report(const struct engine *engine,
     if (forward_n_memories(&m->forward) > 1) {
         line(cookie, "pages of the other devices",
              (forward_n_memories(&m->forward) - 1) * engine->info.n_pages * m->layout.page_bytes);
+    }
+    if (m->graphs.n) {
+        line(cookie, "graphs", m->graphs.bytes);
     }
     if (m->store.mirror) {
         line(cookie, "page copies", engine->info.n_pages * m->layout.page_bytes);
@@ -434,10 +480,21 @@ static enum status model_prefill(struct engine *engine, struct engine_seq *seq, 
     return STATUS_OK;
 }
 
-static enum status model_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+/* The step of m->batch, with the logits of rows m->which[0 .. n). */
+static enum status run_step(struct engine *engine, uint32_t n)
 {
     struct model_engine *m = engine->impl;
     struct watch watch = {.engine = engine};
+    struct error err;
+    if (!engine->by_graph) {
+        return run(&watch, m->which, n, m->logits, NULL);
+    }
+    return checked(graphs_run(&m->graphs, &m->batch.rows, tick, engine, &err), &err);
+}
+
+static enum status model_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    struct model_engine *m = engine->impl;
     batch_set_step(&m->batch, rows, n_rows);
     uint32_t n = 0;
     for (uint32_t i = 0; i < n_rows; i++) {
@@ -446,13 +503,14 @@ static enum status model_step(struct engine *engine, struct engine_row *rows, ui
             m->which[n++] = i;
         }
     }
-    enum status status = run(&watch, m->which, n, m->logits, NULL);
+    enum status status = run_step(engine, n);
     if (status) {
         return status;
     }
     for (uint32_t i = 0; i < n; i++) {
         struct engine_row *row = &rows[m->which[i]];
-        finish_row(engine, row->seq, row, m->logits + (size_t)i * engine->info.vocab_size,
+        size_t at = engine->by_graph ? m->which[i] : i; /* a recording has the logits of all rows */
+        finish_row(engine, row->seq, row, m->logits + at * engine->info.vocab_size,
                    row->seq->n_tokens + 1);
     }
     return STATUS_OK;
@@ -500,6 +558,8 @@ const struct engine_ops engine_model_ops = {
     .open = model_open,
     .ready = model_ready,
     .close = model_close,
+    .graphs_report = model_graphs_report,
+    .graphs_use = model_graphs_use,
     .memory_report = model_memory_report,
     .slot_reset = model_slot_reset,
     .slot_copy = model_slot_copy,

@@ -20,7 +20,8 @@ enum {
     WARM_STEPS = 2,
     MIN_STEPS = 5,
     MAX_STEPS = 64,
-    SPARE_TOKENS = WARM_STEPS + MAX_STEPS + 1,
+    N_RUNS = 3, /* of steps: in parts, and whole both ways */
+    SPARE_TOKENS = N_RUNS * (WARM_STEPS + MAX_STEPS) + 1,
     PAGE_TOKENS = 256,
     MAX_BATCH = 1024,
     MAX_CONTEXT = 1 << 20
@@ -136,12 +137,14 @@ static double now_s(void)
     return (double)loop_now_ns() * 1e-9;
 }
 
-static enum status run_steps(struct bench *b, uint32_t *ret_n, double *ret_s, struct error *err)
+/* in_parts: each operation between two marks, into the table's cells. */
+static enum status run_steps(struct bench *b, bool in_parts, uint32_t *ret_n, double *ret_s,
+                             struct error *err)
 {
     double sum_s = 0;
     uint32_t n = 0;
     for (uint32_t i = 0; i < WARM_STEPS + MAX_STEPS; i++) {
-        if (i == WARM_STEPS) {
+        if (i == WARM_STEPS && in_parts) {
             profile_table_reset();
         }
         double begin_s = now_s();
@@ -165,6 +168,31 @@ static enum status run_steps(struct bench *b, uint32_t *ret_n, double *ret_s, st
     *ret_n = n;
     *ret_s = sum_s;
     return STATUS_OK;
+}
+
+/* All runs: in parts, which the marks between the operations make longer; then, where steps are
+ * recorded, as they are served without recordings and with them. */
+static enum status run_all(struct bench *b, struct engine_profile *p, double *ret_sum_s,
+                           struct error *err)
+{
+    struct engine_graphs graphs;
+    double whole_s[2];
+    engine_graphs_report(b->engine, &graphs);
+    engine_graphs_use(b->engine, false);
+    enum status status = run_steps(b, true, &p->n_steps, ret_sum_s, err);
+    profile_table_pause();
+    for (int by_graph = 0; by_graph < 2 && !status && graphs.n; by_graph++) {
+        uint32_t n = 0;
+        engine_graphs_use(b->engine, by_graph);
+        status = run_steps(b, false, &n, &whole_s[by_graph], err);
+        whole_s[by_graph] /= n ? n : 1;
+    }
+    if (!status && graphs.n) {
+        p->graph_kernels = graphs.n_launches;
+        p->whole_us = whole_s[0] * 1e6;
+        p->graph_us = whole_s[1] * 1e6;
+    }
+    return status;
 }
 
 static void name_bound(struct engine_profile_line *line, double launch_share)
@@ -276,7 +304,7 @@ enum status engine_profile_run(const struct engine_options *options,
         status = profile_table_rates(&rates, err);
     }
     if (!status) {
-        status = run_steps(&b, &p.n_steps, &sum_s, err);
+        status = run_all(&b, &p, &sum_s, err);
     }
     if (!status) {
         snprintf(p.device, sizeof(p.device), "%s", b.info->device_name);
@@ -320,6 +348,12 @@ void engine_profile_print(const struct engine_profile *p, FILE *out)
             100 * p->other_us / p->step_us);
     fprintf(out, "%-10s %8s %12.1f %6.1f%% %14.0f %10.1f%%\n", "step", "", p->step_us, 100.0,
             p->bytes, 100 * floor_us / p->step_us);
+    if (p->graph_kernels) {
+        fprintf(out,
+                "without marks a step takes %.1f us; by graph, 1 launch of %" PRIu32 " kernels, "
+                "%.1f us\n",
+                p->whole_us, p->graph_kernels, p->graph_us);
+    }
     fprintf(out, "%s takes %.0f%% of the step at %.1f%% of its byte floor; its bound: %s\n",
             worst->operation, 100 * worst->share, 100 * worst->byte_share, worst->bound);
 }
@@ -340,6 +374,12 @@ void engine_profile_json(const struct engine_profile *p, struct json_writer *w)
     json_pair_int(w, "steps", p->n_steps);
     pair_real(w, "step_us", p->step_us);
     pair_real(w, "other_us", p->other_us);
+    if (p->graph_kernels) {
+        pair_real(w, "whole_us", p->whole_us);
+        pair_real(w, "graph_us", p->graph_us);
+        json_pair_int(w, "graph_launches", 1);
+        json_pair_int(w, "graph_kernels", p->graph_kernels);
+    }
     pair_real(w, "bytes", p->bytes);
     pair_real(w, "byte_floor_share", p->bytes / p->read_bytes_per_s * 1e6 / p->step_us);
     pair_real(w, "read_bytes_per_s", p->read_bytes_per_s);

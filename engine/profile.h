@@ -40,6 +40,10 @@ struct engine_profile {
     double step_us;  /* mean of the n_steps */
     double other_us; /* of that, outside the operations: the batch, draws, the graph's own code */
     double bytes;    /* of all operations */
+    /* Where steps are recorded (engine/graphs.h): a step without marks between its operations, and
+     * by its recording, which is one launch of so many kernels. 0: they are not. */
+    double whole_us, graph_us;
+    uint32_t graph_kernels;
     double read_bytes_per_s, multiply_adds_per_s, launch_us;
     uint32_t n_lines; /* longest first */
     struct engine_profile_line lines[ENGINE_PROFILE_MAX_LINES];

@@ -48,7 +48,9 @@ struct call {
 };
 
 static struct {
-    bool on;
+    bool on;       /* tables given out are this one */
+    bool measures; /* what passes is noted: steps, not how the sequences came to be, ... */
+    bool records;  /* ... nor a call that is only recorded */
     void (*alter)(struct ops *table);
     struct ops inner;
     struct profile_cell cells[PROFILE_N_CELLS];
@@ -102,9 +104,17 @@ static uint64_t launches_of(const struct ops_device *device)
     return now.inner.launches ? now.inner.launches(device) : 0;
 }
 
+static bool notes(void)
+{
+    return now.measures && !now.records;
+}
+
 static struct span span_begin(struct ops_device *device, enum cell cell)
 {
     struct span span = {.device = device, .cell = cell, .launches = launches_of(device)};
+    if (!notes()) {
+        return span;
+    }
     if (now.inner.mark) {
         span.mark = 2 * now.n_calls;
         now.inner.mark(device, span.mark);
@@ -117,6 +127,9 @@ static struct span span_begin(struct ops_device *device, enum cell cell)
 static void span_end(const struct span *span, double bytes, double multiply_adds)
 {
     struct profile_cell *cell = &now.cells[span->cell];
+    if (!notes()) {
+        return;
+    }
     if (now.inner.mark) {
         now.inner.mark(span->device, span->mark + 1);
         call_add(span->device, span->cell)->first_mark = span->mark;
@@ -353,6 +366,9 @@ static void timed_experts(struct ops_device *device, const struct ops_rows *rows
     struct span span = span_begin(device, EXPERTS);
     now.inner.experts(device, rows, layer, x, experts, weights, ret_y);
     span_end(&span, 0, 0);
+    if (!notes()) {
+        return;
+    }
     struct call *call = now.inner.mark ? &now.calls[now.n_calls - 1] : call_add(device, EXPERTS);
     call->layer = layer;
     call->n_rows = rows->n_rows;
@@ -378,6 +394,22 @@ static void timed_comm(struct ops_device *const *devices, uint32_t n_devices, ui
     struct span span = span_begin(devices[0], COMM);
     now.inner.comm(devices, n_devices, n_rows, y);
     span_end(&span, (double)n_devices * n_rows * dims_of(devices[0])->hidden * sizeof(float), 0);
+}
+
+/* A call that is recorded is asked for and not done: its operations pass through. */
+static enum status timed_record_begin(struct ops_device *const *devices, uint32_t n_devices,
+                                      struct error *err)
+{
+    enum status status = now.inner.record_begin(devices, n_devices, err);
+    now.records = !status;
+    return status;
+}
+
+static enum status timed_record_end(struct ops_device *const *devices, uint32_t n_devices,
+                                    struct ops_recording *ret_recording, struct error *err)
+{
+    now.records = false;
+    return now.inner.record_end(devices, n_devices, ret_recording, err);
 }
 
 enum status engine_profile_wrap(struct ops *table, struct error *err)
@@ -410,6 +442,10 @@ enum status engine_profile_wrap(struct ops *table, struct error *err)
     table->experts = timed_experts;
     table->head = timed_head;
     table->comm = timed_comm;
+    if (table->record_begin) {
+        table->record_begin = timed_record_begin;
+        table->record_end = timed_record_end;
+    }
     return STATUS_OK;
 }
 
@@ -421,13 +457,18 @@ void profile_table_begin(void (*alter)(struct ops *table))
     memset(&now, 0, sizeof(now));
     now.on = true;
     now.alter = alter;
-    profile_table_reset();
 }
 
 void profile_table_end(void)
 {
     profile_table_collect();
-    now.on = false;
+    now.on = now.measures = false;
+}
+
+void profile_table_pause(void)
+{
+    profile_table_collect();
+    now.measures = false;
 }
 
 void profile_table_free(void)
@@ -439,6 +480,7 @@ void profile_table_free(void)
 void profile_table_reset(void)
 {
     profile_table_collect();
+    now.measures = true;
     for (int i = 0; i < PROFILE_N_CELLS; i++) {
         now.cells[i] = (struct profile_cell){.operation = cell_names[i]};
     }

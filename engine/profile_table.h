@@ -20,13 +20,16 @@ struct profile_cell {
 
 enum { PROFILE_N_CELLS = 13 };
 
-/* From here on model_load gives out a table that times; alter as in engine_profile_request. */
+/* From here on model_load gives out a table that times, once profile_table_reset was called; alter
+ * as in engine_profile_request. */
 void profile_table_begin(void (*alter)(struct ops *table));
 void profile_table_end(void);
 /* Once the devices are closed. */
 void profile_table_free(void);
-/* Forgets what passed. */
+/* Forgets what passed, and notes what does now. */
 void profile_table_reset(void);
+/* Notes nothing more, until it is reset; what was noted stays. */
+void profile_table_pause(void);
 /* After a step, its devices waited for: adds what could not be added while it ran. */
 void profile_table_collect(void);
 const struct profile_cell *profile_table_cells(void);

@@ -32,11 +32,13 @@ enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
 struct options {
     char *model, *weights, *device, *rank;
     bool exact, ignore_eos, list_kernels;
+    int graphs;
     int64_t chunk, threads, context, n, batch;
     struct opt_list operands, kernels, allow_reference;
 };
 
 #define FIELD(name) offsetof(struct options, name)
+static const char *const graphs_names[] = {"off", "on", NULL};
 static const struct opt_spec specs[] = {
     {.kind = OPT_OPERANDS,
      .name = "command",
@@ -84,6 +86,13 @@ static const struct opt_spec specs[] = {
      .help = "Print for each operation which variant --device runs and why each other doesn't, "
              "with --model for its shapes, and exit: 1 if a start would fail. Takes no COMMAND.",
      .offset = FIELD(list_kernels)},
+    {.kind = OPT_ENUM,
+     .name = "graphs",
+     .initial = "on",
+     .choices = graphs_names,
+     .help = "on: a GPU records its decode steps at start, one graph for each size of batch, and a "
+             "start that can't is refused; off: every kernel is launched by itself. The same bits.",
+     .offset = FIELD(graphs)},
     {.kind = OPT_BOOL,
      .name = "exact",
      .help = "Exact arithmetic: no rounding to bfloat16, no simulated quantisation.",
@@ -549,6 +558,7 @@ int main(int argc, char **argv)
         .device = o->device,
         .rank = o->rank,
         .exact = o->exact,
+        .no_graphs = o->graphs == 0,
         .n_threads = (uint32_t)o->threads,
         .max_sequences = n_rows,
         .n_pages = (uint32_t)((o->context + 255) / 256) * n_rows,

@@ -557,6 +557,7 @@ static enum status open_engine(struct node *node, struct error *err)
     struct engine_options options;
     node_engine_options(node->config.options, &options);
     options.sends = node->config.role == BATON__ROLE__ROLE_PREFILL;
+    options.no_graphs = options.no_graphs || options.sends; /* it makes no decode steps */
     if (strcmp(options.kind, "model") == 0 && !options.model_dir) {
         return error_set(
             err, STATUS_INVALID,
@@ -576,9 +577,11 @@ static enum status open_engine(struct node *node, struct error *err)
              info->model_name, info->device_name, info->n_pages, info->page_tokens,
              info->max_sequences, info->max_context_tokens);
     engine_metrics_register(node->engine, node->metrics);
-    metrics_counter_call(node->metrics, "baton_engine_progress_total",
-                         "The engine's progress: two a layer of a chunk or step, one at its end.",
-                         METRIC_NO_LABELS, progress_value, node);
+    metrics_counter_call(
+        node->metrics, "baton_engine_progress_total",
+        "The engine's progress: two a layer of a chunk or step, one at its end; of a "
+        "step by graph one each four layers.",
+        METRIC_NO_LABELS, progress_value, node);
     return STATUS_OK;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/kernels.h"
 
 const char *const node_engine_names[] = {"model", "sim", NULL};
+const char *const node_graphs_names[] = {"off", "on", NULL};
 
 void node_engine_options(const struct node_options *options, struct engine_options *ret_options)
 {
@@ -16,6 +17,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         .weights = options->weights,
         .device = options->device,
         .exact = options->exact,
+        .no_graphs = options->graphs == 0,
         .n_threads = (uint32_t)options->threads,
         .max_sequences = (uint32_t)options->max_sequences,
         .n_pages = (uint32_t)options->pages,

@@ -164,6 +164,34 @@ static void test_marks(void **state)
     }
 }
 
+static enum status records_nothing(struct ops_device *const *devices, uint32_t n_devices,
+                                   struct error *err)
+{
+    return error_set(err, STATUS_SYSTEM, "nothing can be kept");
+}
+
+static void with_no_recordings(struct ops *table)
+{
+    table->record_begin = records_nothing;
+}
+
+/* A device that should record its steps and can't ends the start, unless nobody asks it to. */
+static void test_no_recordings(void **state)
+{
+    struct engine_options options = {.kind = "model", .model_dir = tiny, .n_threads = 1};
+    struct engine_profile_request request = {
+        .batch = BATCH, .context = 5, .alter = with_no_recordings};
+    struct engine_profile p;
+    struct error err = {""};
+    assert_int_equal(engine_profile_run(&options, &request, &p, &err), STATUS_SYSTEM);
+    assert_non_null(strstr(err.text, "nothing can be kept"));
+    assert_non_null(strstr(err.text, "--graphs off"));
+    options.no_graphs = true;
+    assert_int_equal(engine_profile_run(&options, &request, &p, &err), STATUS_OK);
+    assert_true(p.graph_kernels == 0 && p.graph_us == 0);
+    adds_up(&p);
+}
+
 static void test_refusals(void **state)
 {
     struct engine_profile_request request = {.batch = 7};
@@ -199,9 +227,8 @@ int main(int argc, char **argv)
     }
     tiny = argv[1];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_facts),
-        cmocka_unit_test(test_names_bad_kernel),
-        cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_facts),    cmocka_unit_test(test_names_bad_kernel),
+        cmocka_unit_test(test_marks),    cmocka_unit_test(test_no_recordings),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
