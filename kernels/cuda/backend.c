@@ -548,6 +548,7 @@ static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
 {
     if (dev->recording) {
         cuda_enter(dev);
+        cuda_group_record(dev);
         if (fits_limits(dev, rows)) {
             (void)lay_out(dev, rows->n_rows, rows->n_seqs);
             cuda_positions(dev);

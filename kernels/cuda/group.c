@@ -49,10 +49,14 @@ struct cuda_group {
     _Atomic uint32_t n_asked; /* sums of this call; ... */
     _Atomic uint32_t base;    /* ... counted from this one of those that were passed */
     uint32_t *passed;         /* pinned: sums that rank k has passed, at k * STRIDE */
-    pthread_mutex_t calls;    /* one thread in NCCL */
-    pthread_mutex_t lock;     /* what follows */
-    pthread_cond_t wake;      /* of the watch */
-    struct error failure;     /* once there is one */
+    /* The same of a recorded call, in which nothing can be asked for an event: which of its sums
+     * rank k has come to, counted from 1 in each replay. */
+    uint32_t *came;
+    uint32_t n_recorded;   /* sums of the call that is being recorded */
+    pthread_mutex_t calls; /* one thread in NCCL */
+    pthread_mutex_t lock;  /* what follows */
+    pthread_cond_t wake;   /* of the watch */
+    struct error failure;  /* once there is one */
     bool is_watched, stop;
     pthread_t watch;
     _Atomic bool failed, is_aborted;
@@ -257,8 +261,19 @@ static bool is_busy(struct cuda_group *g)
 
 enum arrivals { ALL_THERE, SOME_LATE, ALL_LATE, NOT_KNOWN };
 
-/* Which ranks have come to the sum that is due; the first that has not is in ret_late. Of a call
- * that is a graph it is not known. */
+static bool has_come(const struct cuda_group *g, uint32_t k, uint32_t sum, bool is_replay)
+{
+    if (is_replay) {
+        return *(const volatile uint32_t *)&g->came[k * STRIDE] > sum;
+    }
+    (void)use(g->devices[k]);
+    bool is_late = cudaEventQuery(g->reached[k][sum % RING]) == cudaErrorNotReady;
+    (void)cudaGetLastError();
+    return !is_late;
+}
+
+/* Which ranks have come to the sum that is due; the first that has not is in ret_late. A call whose
+ * sums nobody asked for is a replay. */
 static enum arrivals who_is_there(const struct cuda_group *g, uint32_t *ret_late)
 {
     uint32_t least = UINT32_MAX, n_late = 0;
@@ -267,13 +282,11 @@ static enum arrivals who_is_there(const struct cuda_group *g, uint32_t *ret_late
         uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE] - base;
         least = passed < least ? passed : least;
     }
-    if (least >= n_asked || n_asked - least > RING) {
+    if (n_asked && (least >= n_asked || n_asked - least > RING)) {
         return NOT_KNOWN;
     }
     for (uint32_t k = g->n; k-- > 0;) {
-        (void)use(g->devices[k]);
-        bool is_late = cudaEventQuery(g->reached[k][least % RING]) == cudaErrorNotReady;
-        (void)cudaGetLastError();
+        bool is_late = !has_come(g, k, least, n_asked == 0);
         n_late += is_late;
         *ret_late = is_late ? k : *ret_late;
     }
@@ -479,15 +492,16 @@ static enum status open_parts(struct cuda_group *g, struct error *err)
     if (status) {
         return status;
     }
-    size_t bytes = (size_t)g->n * STRIDE * sizeof(uint32_t);
+    size_t bytes = 2 * (size_t)g->n * STRIDE * sizeof(uint32_t);
     if (use(g->devices[0]) != cudaSuccess ||
         cudaHostAlloc(&passed, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
         (void)cudaGetLastError();
         return error_set(err, STATUS_EXHAUSTED, "%s: no pinned memory for the group", g->name);
     }
     g->passed = passed;
+    g->came = g->passed + (size_t)g->n * STRIDE;
     for (uint32_t k = 0; k < g->n; k++) {
-        g->passed[k * STRIDE] = 0;
+        g->passed[k * STRIDE] = g->came[k * STRIDE] = 0;
         g->devices[k]->sums_there = &g->passed[k * STRIDE];
         bool ok = use(g->devices[k]) == cudaSuccess;
         for (uint32_t i = 0; i < RING && ok; i++) {
@@ -618,6 +632,11 @@ bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
     bool ok = !atomic_load(&g->failed);
     bool records = is_capturing(g->devices[0]);
     uint32_t i = atomic_load(&g->n_asked);
+    for (uint32_t k = 0; k < g->n && ok && records; k++) {
+        (void)use(g->devices[k]);
+        cuda_run_progress(g->devices[k], &g->came[k * STRIDE], g->n_recorded + 1);
+    }
+    g->n_recorded += records;
     for (uint32_t k = 0; k < g->n && ok && !records; k++) {
         struct ops_device *dev = g->devices[k];
         if (use(dev) != cudaSuccess ||
@@ -641,12 +660,22 @@ void cuda_group_begin(struct ops_device *dev)
     struct cuda_group *g = dev->group;
     if (cuda_group_has_parts(g) && !atomic_load(&g->in_step)) {
         atomic_store(&g->n_asked, 0);
+        for (uint32_t k = 0; k < g->n; k++) {
+            *(volatile uint32_t *)&g->came[k * STRIDE] = 0;
+        }
         atomic_store(&g->base, *(const volatile uint32_t *)g->passed);
     }
     for (uint32_t k = 0; cuda_group_has_parts(g) && k < g->n; k++) {
         if (g->devices[k] == dev) {
             atomic_fetch_or(&g->in_step, 1u << k);
         }
+    }
+}
+
+void cuda_group_record(struct ops_device *dev)
+{
+    if (dev->group) {
+        dev->group->n_recorded = 0;
     }
 }
 

@@ -26,8 +26,10 @@ bool cuda_group_gather(struct cuda_group *group, float *const *y, size_t count);
  * and two counters of the sums that a rank has passed, its own and the one that the watch reads. */
 bool cuda_group_has_parts(const struct cuda_group *group);
 
-/* A call begins; it is over. `end` keeps a failure of the group as the device's. */
+/* A call begins; one begins that is only recorded; it is over. `end` keeps a failure of the group
+ * as the device's. */
 void cuda_group_begin(struct ops_device *dev);
+void cuda_group_record(struct ops_device *dev);
 void cuda_group_end(struct ops_device *dev);
 
 /* First and last of a device's close. */
