@@ -193,7 +193,7 @@ class Cluster:
 
     # ---- HTTP
 
-    def connect(self, timeout=60):
+    def connect(self, timeout=300):  # of silence: a machine without time is no hang
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers=None):

@@ -39,7 +39,7 @@ def test_taught_abilities(build):
     for task in (t for t in tasks if t["kind"] in ("far_copy", "far_note", "far_words", "far_text")):
         after = task["user"].partition(task["answer"])[2]
         check(len(after) >= FAR_CHARACTERS, f"a passage of kind {task['kind']} is only {len(after)} characters back")
-    with Cluster(build, engine="model", prefill=1, decode=1, extra=["router:--lease=30s", "node:--lease=30s"]) as cluster:
+    with Cluster(build, engine="model", prefill=1, decode=1, extra=["router:--lease=30s", "node:--lease=30s", "router:--queue-timeout=0"]) as cluster:
         for task in tasks:
             choice = ask(cluster, task)
             if "call" in task:
