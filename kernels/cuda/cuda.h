@@ -45,7 +45,7 @@ enum cuda_form {
     CUDA_F32,
     CUDA_BF16,
     CUDA_FP8,      /* e4m3, an e8m0 scale for 128 inputs */
-    CUDA_FP4_E8M0, /* e2m1, for 32 */
+    CUDA_FP4_E8M0, /* e2m1, for 32; bits of a word lie as cuda_fp4_packed puts them */
     CUDA_FP4_E4M3, /* e2m1, an e4m3 scale for 16 */
     CUDA_TABLE_F32,
     CUDA_TABLE_BF16
@@ -59,6 +59,23 @@ struct cuda_stream {
     uint32_t *row_lanes, *counters, n_counters;
     struct cuda_tile *tiles;
 };
+
+/* Eight e2m1, four bits each, and how CUDA_FP4_E8M0 keeps them: in each half of a word the sign and
+ * size of elements 0 .. 3 (4 .. 7) lie at bits 15 and 8 .. 6, at 12 and 5 .. 3, at 14 and 2 .. 0,
+ * at 13 and 11 .. 9. So the first two pairs (i, i + 4) are as far apart as a bfloat16's sign and
+ * last exponent bits, and are taken out whole: one instruction less for every second weight. */
+FORMATS_FN uint32_t cuda_fp4_packed(uint32_t w)
+{
+    return (w << 12 & 0x80008000u) | (w << 6 & 0x01c001c0u) | (w << 5 & 0x10001000u) |
+           (w >> 1 & 0x00380038u) | (w << 3 & 0x40004000u) | (w >> 8 & 0x00070007u) |
+           (w >> 2 & 0x20002000u) | (w >> 3 & 0x0e000e00u);
+}
+FORMATS_FN uint32_t cuda_fp4_plain(uint32_t w)
+{
+    return (w >> 12 & 0x00080008u) | (w >> 6 & 0x00070007u) | (w >> 5 & 0x00800080u) |
+           (w << 1 & 0x00700070u) | (w >> 3 & 0x08000800u) | (w << 8 & 0x07000700u) |
+           (w << 2 & 0x80008000u) | (w << 3 & 0x70007000u);
+}
 
 struct cuda_memory;
 struct cuda_staging;

@@ -33,7 +33,10 @@ FORMATS_FN uint64_t fill_eight(const struct ops_source *s, uint8_t form, uint32_
         uint32_t a_byte = form == CUDA_FP8 ? 1 : 2, bits = 8 / a_byte * n;
         size_t at = (size_t)(row + s->row_first) * s->row_bytes + (col + s->col_first) / a_byte;
         uint64_t eight = made_bytes(&s->made, at);
-        return bits < 64 ? eight & ((UINT64_C(1) << bits) - 1) : eight;
+        eight = bits < 64 ? eight & ((UINT64_C(1) << bits) - 1) : eight;
+        return form == CUDA_FP8 ? eight
+                                : (uint64_t)cuda_fp4_packed((uint32_t)(eight >> 32)) << 32 |
+                                      cuda_fp4_packed((uint32_t)eight);
     }
     bool is_half = form == CUDA_BF16 || form == CUDA_TABLE_BF16;
     uint32_t width = is_half ? 16 : 32;

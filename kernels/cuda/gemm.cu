@@ -84,13 +84,18 @@ __device__ __forceinline__ void unit_values(const uint4 &unit, const uint8_t *sc
         }
     } else {
         enum { GROUP = form_of<FORM>::GROUP };
+        uint32_t plain[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            plain[i] = FORM == CUDA_FP4_E8M0 ? cuda_fp4_plain(word[i]) : word[i];
+        }
 #pragma unroll
         for (int g = 0; g < 32 / GROUP; g++) {
             uint8_t code = scales[g * CUDA_BLOCK];
             float scale = FORM == CUDA_FP4_E8M0 ? e8m0_decode(code) : e4m3_decode(code);
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {
-                w[i] = e2m1_value(word[i / 8] >> 4 * (i % 8)) * scale * global;
+                w[i] = e2m1_value(plain[i / 8] >> 4 * (i % 8)) * scale * global;
             }
         }
     }

@@ -1,8 +1,8 @@
 /* A checkpoint's matrix to the form that the products read: see enum cuda_form.
  *
- * Elements keep the checkpoint's bits wherever its scales lie on the kernels' groups; a share of a
- * matrix that cuts through a group, or scales of another kind, are multiplied out here, as the CPU
- * does.
+ * Elements keep the checkpoint's bits (MXFP4 in another place, see cuda_fp4_packed) wherever its
+ * scales lie on the kernels' groups; a share of a matrix that cuts through a group, or scales of
+ * another kind, are multiplied out here, as the CPU does.
  */
 #include <string.h>
 
@@ -84,7 +84,7 @@ size_t cuda_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
     return cuda_packed_bytes(&m);
 }
 
-/* n elements from column col on, at most a unit's. */
+/* n elements from column col on, at most a unit's; `to` is zero. */
 static void pack_unit(const struct ops_source *s, uint8_t form, uint32_t row, uint32_t col,
                       uint32_t n, uint8_t *to)
 {
@@ -97,6 +97,12 @@ static void pack_unit(const struct ops_source *s, uint8_t form, uint32_t row, ui
         memcpy(to, ops_source_bytes(s, row, col), (n + 1) / 2);
         if (n % 2) {
             to[n / 2] &= 15;
+        }
+        for (uint32_t i = 0; form == CUDA_FP4_E8M0 && i < CUDA_UNIT_BYTES; i += 4) {
+            uint32_t word;
+            memcpy(&word, to + i, sizeof(word));
+            word = cuda_fp4_packed(word);
+            memcpy(to + i, &word, sizeof(word));
         }
         break;
     case CUDA_BF16:

@@ -70,13 +70,11 @@ __device__ __forceinline__ void tensor_weights(const uint4 &unit, uint32_t step,
             words[2 * i + 1] = arch_times_bf16(odd, by);
         }
     } else {
-        const uint32_t w = word[step];
-#pragma unroll
-        for (int i = 0; i < 4; i++) { /* nibbles i and i + 4 */
-            uint32_t v = w >> 4 * i;
-            uint32_t pair = (v << 6 & 0x01c001c0u) | (v << 12 & 0x80008000u);
-            words[i] = arch_times_bf16(pair, by);
-        }
+        const uint32_t w = word[step], sign = 0x80008000u, size = 0x01c001c0u;
+        words[0] = arch_times_bf16(w & (sign | size), by); /* see cuda_fp4_packed */
+        words[1] = arch_times_bf16(w << 3 & (sign | size), by);
+        words[2] = arch_times_bf16((w << 1 & sign) | (w << 6 & size), by);
+        words[3] = arch_times_bf16((w << 2 & sign) | (w >> 3 & size), by);
     }
     if constexpr (FORM != CUDA_BF16 && !ONCE) {
 #pragma unroll
