@@ -45,6 +45,7 @@ struct registry_variant {
     const char *operation, *name;
     const char *note; /* what it is, for the list */
     bool is_reference;
+    bool is_untried; /* it ran emulated alone: serves where --kernel asks for it, never by itself */
     const uint32_t *archs; /* 0 at the end; NULL: any that the build has code for */
     size_t shared_bytes;   /* most that a block takes */
     unsigned layouts;      /* REGISTRY_LAYOUT of each entry kind it serves; 0: all */

@@ -213,6 +213,9 @@ static void judge_one(const struct registry_query *q, int i, const struct regist
         }
     } else if (forced[0] && !is_forced) {
         (void)error_set(&why, STATUS_OK, "--kernel %s=%s was asked for", v->operation, forced);
+    } else if (v->is_untried && !is_forced) {
+        (void)error_set(&why, STATUS_OK, "it has not run on a card yet: --kernel %s=%s tries it",
+                        v->operation, v->name);
     } else if (v->is_reference && !q->wishes->allowed[i]) {
         (void)error_set(&why, STATUS_OK, "a reference, which serves only with --allow-reference %s",
                         v->operation);

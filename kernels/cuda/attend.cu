@@ -396,6 +396,7 @@ bool cuda_attention_room(struct ops_device *dev)
     bool ok = true;
     dev->attention = static_cast<float *>(cuda_room(dev, all, 1, &ok));
     dev->attention_floats = all;
+    dev->topk_arrived = static_cast<uint32_t *>(cuda_room(dev, n, 1, &ok));
     return ok;
 }
 

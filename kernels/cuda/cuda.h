@@ -117,6 +117,7 @@ struct ops_device {
     uint32_t *which;                    /* [n_rows]: head's */
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
+    uint32_t *topk_arrived; /* [n_rows] of topk_tensor.cu: zeroes between launches */
     bool tensor;       /* products on tensor cores, where tensor.cu serves them */
     bool leaves;       /* attend by leaves */
     float *partial;    /* of tensor.cu */
@@ -328,6 +329,9 @@ void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                const float *iq, const float *iw, const struct ops_kv *kv,
                struct ops_selection *ret_selection);
+void cuda_topk_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                      const struct ops_layer *layer, const float *iq, const float *iw,
+                      const struct ops_kv *kv, struct ops_selection *ret_selection);
 void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                  const float *q, const float *kv_rows, const struct ops_selection *selection,
                  const struct ops_kv *kv, float *ret_o);

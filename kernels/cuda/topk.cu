@@ -5,7 +5,7 @@
  * it, in ascending order. Rows that may see no more than k entries take them all and have no
  * scores.
  */
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/topk.cuh"
 
 namespace
 {
@@ -17,16 +17,6 @@ enum {
     SCORE_STRIDE = 40, /* of a head's products: the rows of a warp's four fall on other banks */
     SELECT_THREADS = 512,
     SELECT_WARPS = SELECT_THREADS / CUDA_WARP,
-};
-
-struct topk_args {
-    struct cache_view v;
-    struct ops_rows rows;
-    struct ops_selection selection;
-    const float *iq, *iw;
-    float *scores; /* [rows of this turn, max_entries] */
-    uint32_t row_first, index_heads, index_topk, max_entries;
-    bool round;
 };
 
 __global__ void __launch_bounds__(SCORE_THREADS) topk_scores_kernel(struct topk_args args)
@@ -74,44 +64,6 @@ __global__ void __launch_bounds__(SCORE_THREADS) topk_scores_kernel(struct topk_
             args.scores[(size_t)blockIdx.x * args.max_entries + base + threadIdx.x] =
                 cuda_rounded(sum, args.round);
         }
-    }
-}
-
-/* A word that orders as the float does. */
-__device__ __forceinline__ uint32_t sortable(float x)
-{
-    uint32_t u = f32_bits(x + 0.0f); /* -0 becomes 0: they tie */
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
-/* What the search for the k-th largest word knows so far. */
-struct select_state {
-    uint32_t prefix, mask, wanted;
-};
-
-/* The byte at `shift` of the k-th largest word, by the first warp: lane l has the eight bins from
- * 255 - 8 l down. */
-__device__ __forceinline__ void select_byte(const uint32_t *count, int shift,
-                                            struct select_state *state)
-{
-    uint32_t top = 255 - 8 * cuda_lane(), here = 0, wanted = state->wanted;
-    for (uint32_t i = 0; i < 8; i++) {
-        here += count[top - i];
-    }
-    uint32_t upto = here;
-    for (uint32_t step = 1; step < CUDA_WARP; step *= 2) {
-        uint32_t other = __shfl_up_sync(0xffffffffu, upto, step);
-        upto += cuda_lane() >= step ? other : 0;
-    }
-    __syncwarp();
-    if (upto >= wanted && upto - here < wanted) {
-        wanted -= upto - here;
-        while (count[top] < wanted) {
-            wanted -= count[top--];
-        }
-        state->wanted = wanted;
-        state->prefix |= top << shift;
-        state->mask |= 255u << shift;
     }
 }
 
@@ -197,17 +149,7 @@ void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct
                struct ops_selection *ret_selection)
 {
     const struct ops_dims *d = &dev->d;
-    struct topk_args args;
-    args.v = cache_view_make(d, kv, &layer->place);
-    args.rows = dev->rows;
-    args.selection = *ret_selection;
-    args.iq = iq;
-    args.iw = iw;
-    args.scores = dev->attention;
-    args.index_heads = d->index_heads;
-    args.index_topk = d->index_topk;
-    args.max_entries = dev->max_entries;
-    args.round = !d->exact;
+    struct topk_args args = topk_args_make(dev, layer, iq, iw, kv, ret_selection);
     size_t turn = dev->attention_floats / dev->max_entries;
     size_t shared = cuda_topk_shared_bytes(d);
     for (uint32_t row = 0, n; row < rows->n_rows; row += n) {

@@ -76,6 +76,28 @@ void tuned_stream_experts(struct ops *table)
     table->experts = cuda_experts_stream;
 }
 
+bool tuned_tensor_topk_serves(const struct ops_dims *d, const struct ops_limits *limits,
+                              struct error *why)
+{
+    if (d->exact) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "it multiplies e2m1 keys, exact arithmetic has others") == STATUS_OK;
+    }
+    if (d->index_topk &&
+        (d->index_heads > 64 || d->index_dim > 128 || d->index_dim % 32 || d->index_dim == 96)) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "it takes up to 64 index heads of 32, 64 or 128 channels, not %u of "
+                         "%u",
+                         d->index_heads, d->index_dim) == STATUS_OK;
+    }
+    return true;
+}
+
+void tuned_tensor_topk(struct ops *table)
+{
+    table->topk = cuda_topk_tensor;
+}
+
 void tuned_split_mhc(struct ops *table)
 {
     table->mhc_pre = cuda_mhc_pre_split;

@@ -18,6 +18,9 @@ void tuned_tensor_head(struct ops *table);
 bool tuned_stream_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                          struct error *why);
 void tuned_stream_experts(struct ops *table);
+bool tuned_tensor_topk_serves(const struct ops_dims *dims, const struct ops_limits *limits,
+                              struct error *why);
+void tuned_tensor_topk(struct ops *table);
 void tuned_split_mhc(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
 

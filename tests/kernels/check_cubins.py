@@ -15,6 +15,7 @@ import tempfile
 MAX_SHARED_BYTES = 99 * 1024
 HMMA = 0x23C  # low twelve bits of an instruction of 16 bytes, on both architectures
 ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "experts_stream.cu": {"stream_kernel"},
+                   "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
 
 

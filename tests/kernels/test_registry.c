@@ -62,6 +62,7 @@ static const struct registry_variant variants[] = {
      .archs = both,
      .serves = serves_narrow,
      .install = install_narrow_topk},
+    {.operation = "topk", .name = "new", .note = "tried by nobody", .is_untried = true},
     {.operation = "topk",
      .name = "slow",
      .note = "to compare with",
@@ -213,10 +214,18 @@ static void test_forced(void **state)
 
     o = choose(&h200, FORMATS_ENTRY_PACKED, 512, "topk=quick", NULL);
     assert_int_equal(o.status, STATUS_INVALID);
-    says(o.err.text, "this operation has the variants huge, packed, narrow, slow");
+    says(o.err.text, "this operation has the variants huge, packed, narrow, new, slow");
     o = choose(&h200, FORMATS_ENTRY_PACKED, 512, "head=quick", NULL);
     assert_int_equal(o.status, STATUS_INVALID);
     says(o.err.text, "has no variant");
+
+    /* What no card has run is never chosen by itself, not even where nothing else serves. */
+    o = choose(&h200, FORMATS_ENTRY_PACKED, 512, "topk=new", NULL);
+    assert_int_equal(o.status, STATUS_OK);
+    says(o.heard.text, "topk new yes: tried by nobody; asked for by --kernel");
+    o = choose(&old, FORMATS_ENTRY_PACKED, 512, NULL, NULL);
+    assert_int_equal(o.status, STATUS_UNSUPPORTED);
+    says(o.heard.text, "topk new no: it has not run on a card yet: --kernel topk=new tries it");
 
     /* A reference by name needs leave by name as well. */
     o = choose(&h200, FORMATS_ENTRY_PACKED, 512, "topk=slow", NULL);

@@ -1,0 +1,287 @@
+/* topk on tensor cores, one launch: scores of 16 entries by all heads at a time, and the block that
+ * ends a row's last scores picks the best of them.
+ *
+ * A query is e2m1 times a power of two for 32 channels, as a key is: bfloat16 holds both, products
+ * are exact, and so are sums as long as the powers of two of a head's groups differ by less than
+ * 2^11. Then a dot product has the CPU's bits whatever the order of its sum; beyond that it is
+ * within 2^-18 of the products' sizes. What follows has the CPU's order: heads one by one, each
+ * product rounded.
+ *
+ * Of an mma the keys are A (rows g and g + 8 are two entries), the heads B. The order of channels
+ * in it is free: lane t takes word t of a group's four, eight channels, of keys and of queries.
+ */
+#include "kernels/cuda/tensor.cuh"
+#include "kernels/cuda/topk.cuh"
+
+namespace
+{
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / CUDA_WARP,
+    KEYS = 16, /* of a warp at a time */
+    MAX_HEADS = 64,
+    MAX_GROUPS = 4, /* of 32 channels */
+    N_TILES = MAX_HEADS / 8,
+    PAIR_STRIDE = MAX_HEADS / 2 + 1 /* of a key's products, two a word: rows on other banks */
+};
+
+struct tile {
+    uint4 q[MAX_GROUPS][N_TILES][CUDA_WARP]; /* of the row: B of two mma */
+    uint32_t products[WARPS][KEYS][PAIR_STRIDE];
+};
+
+__device__ __forceinline__ uint32_t entries_of(const topk_args &args, uint32_t r)
+{
+    return (args.rows.positions[r] + 1) / OPS_SPARSE_RATIO;
+}
+
+/* The row's queries as operands; heads beyond the last are 0. */
+__device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r, tile *shared)
+{
+    const uint32_t n_ch = args.v.index_dim, n_groups = n_ch / FORMATS_KEY_GROUP;
+    const float *q = args.iq + (size_t)r * args.index_heads * n_ch;
+    for (uint32_t i = threadIdx.x; i < n_groups * N_TILES * CUDA_WARP; i += THREADS) {
+        const uint32_t lane = i % CUDA_WARP, nt = i / CUDA_WARP % N_TILES;
+        const uint32_t group = i / (CUDA_WARP * N_TILES), head = nt * 8 + lane / 4;
+        uint4 words = make_uint4(0, 0, 0, 0);
+        if (head < args.index_heads) {
+            const float4 *x = reinterpret_cast<const float4 *>(
+                q + (size_t)head * n_ch + group * FORMATS_KEY_GROUP + lane % 4 * 8);
+            const float4 a = x[0], b = x[1];
+            words = make_uint4(arch_pair_bf16(a.x, b.x), arch_pair_bf16(a.y, b.y),
+                               arch_pair_bf16(a.z, b.z), arch_pair_bf16(a.w, b.w));
+        }
+        shared->q[group][nt][lane] = words;
+    }
+}
+
+/* relu(dot) w, each rounded: 16 bits. */
+__device__ __forceinline__ uint32_t product_of(float dot, float w)
+{
+    dot = bf16_round(dot);
+    return f32_bits(bf16_round((dot > 0.0f ? dot : 0.0f) * w)) >> 16;
+}
+
+/* Scores of entries base .. base + 15 of a row with n, by one warp. */
+__device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, uint32_t base,
+                                           uint32_t n, const tile &shared,
+                                           uint32_t (*products)[PAIR_STRIDE])
+{
+    const uint32_t lane = cuda_lane(), g = lane / 4, t = lane % 4;
+    const uint32_t n_groups = args.v.index_dim / FORMATS_KEY_GROUP;
+    const uint32_t n_tiles = (args.index_heads + 7) / 8;
+    const uint32_t *pages = args.rows.seqs[args.rows.seq_of[r]].pages;
+    cache_at at[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t e = base + g + 8 * i;
+        at[i] = cache_key_at(args.v, pages, e < n ? e : n - 1);
+    }
+    float sums[N_TILES][4];
+#pragma unroll
+    for (int nt = 0; nt < N_TILES; nt++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[nt][i] = 0.0f;
+        }
+    }
+#pragma unroll
+    for (uint32_t group = 0; group < MAX_GROUPS; group++) {
+        if (group >= n_groups) {
+            continue;
+        }
+        uint32_t k[2][4];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t word = reinterpret_cast<const uint32_t *>(at[i].body)[group * 4 + t];
+            tensor_weights<CUDA_FP4_E8M0, false>(make_uint4(word, 0, 0, 0), 0,
+                                                 tensor_unit<CUDA_FP4_E8M0>::BACK,
+                                                 tensor_scale_pair(at[i].scales[group]), k[i]);
+        }
+#pragma unroll
+        for (uint32_t nt = 0; nt < N_TILES; nt++) {
+            if (nt < n_tiles) {
+                const uint4 q = shared.q[group][nt][lane];
+                arch_mma_bf16(sums[nt], k[0][0], k[1][0], k[0][1], k[1][1], q.x, q.y);
+                arch_mma_bf16(sums[nt], k[0][2], k[1][2], k[0][3], k[1][3], q.z, q.w);
+            }
+        }
+    }
+    const float *w = args.iw + (size_t)r * args.index_heads;
+#pragma unroll
+    for (uint32_t nt = 0; nt < N_TILES; nt++) {
+        const uint32_t h = nt * 8 + 2 * t;
+        const float w0 = h < args.index_heads ? w[h] : 0.0f;
+        const float w1 = h + 1 < args.index_heads ? w[h + 1] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            products[g + 8 * i][h / 2] =
+                product_of(sums[nt][2 * i], w0) | product_of(sums[nt][2 * i + 1], w1) << 16;
+        }
+    }
+    __syncwarp();
+    if (lane < KEYS && base + lane < n) {
+        float sum = 0.0f;
+        for (uint32_t h = 0; h < args.index_heads; h += 2) {
+            const uint32_t pair = products[lane][h / 2];
+            sum += f32_from_bits(pair << 16);
+            if (h + 1 < args.index_heads) {
+                sum += f32_from_bits(pair & 0xffff0000u);
+            }
+        }
+        args.scores[(size_t)(r - args.row_first) * args.max_entries + base + lane] =
+            bf16_round(sum);
+    }
+    __syncwarp();
+}
+
+struct selecting {
+    uint32_t count[256], above[WARPS], equal[WARPS];
+    select_state state;
+};
+
+/* The best k of n scores, n > k, by the whole block. Up to CACHE words a thread stay with it; 0:
+ * all are read again. A warp has a run of the entries. */
+template <int CACHE>
+__device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t k,
+                                       selecting *shared, uint32_t *index)
+{
+    const uint32_t lane = cuda_lane(), warp = threadIdx.x / CUDA_WARP;
+    const uint32_t steps = (n + THREADS - 1) / THREADS, first = warp * steps * CUDA_WARP + lane;
+    uint32_t kept[CACHE ? CACHE : 1];
+#pragma unroll
+    for (uint32_t j = 0; j < CACHE; j++) {
+        const uint32_t i = first + j * CUDA_WARP;
+        kept[j] = j < steps && i < n ? sortable(__ldcg(scores + i)) : 0;
+    }
+    /* Calls fn(entry, word) for each of the thread's; entries from n on are not there. */
+    auto each = [&](auto fn) {
+        if constexpr (CACHE > 0) {
+#pragma unroll
+            for (uint32_t j = 0; j < CACHE; j++) {
+                if (j < steps) {
+                    fn(first + j * CUDA_WARP, kept[j]);
+                }
+            }
+        } else {
+            for (uint32_t j = 0; j < steps; j++) {
+                const uint32_t i = first + j * CUDA_WARP;
+                fn(i, i < n ? sortable(__ldcg(scores + i)) : 0);
+            }
+        }
+    };
+    if (threadIdx.x == 0) {
+        shared->state = {0, 0, k};
+    }
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        shared->count[threadIdx.x] = 0;
+        __syncthreads();
+        const uint32_t mask = shared->state.mask, prefix = shared->state.prefix;
+        each([&](uint32_t i, uint32_t word) {
+            if (i < n && (word & mask) == prefix) {
+                atomicAdd(&shared->count[word >> shift & 255], 1u);
+            }
+        });
+        __syncthreads();
+        if (warp == 0) {
+            select_byte(shared->count, shift, &shared->state);
+        }
+        __syncthreads();
+    }
+    const uint32_t limit = shared->state.prefix, ties = shared->state.wanted;
+    uint32_t n_above = 0, n_equal = 0;
+    each([&](uint32_t i, uint32_t word) {
+        n_above += (uint32_t)__popc(__ballot_sync(0xffffffffu, i < n && word > limit));
+        n_equal += (uint32_t)__popc(__ballot_sync(0xffffffffu, i < n && word == limit));
+    });
+    if (lane == 0) {
+        shared->above[warp] = n_above;
+        shared->equal[warp] = n_equal;
+    }
+    __syncthreads();
+    n_above = n_equal = 0;
+    for (uint32_t i = 0; i < warp; i++) {
+        n_above += shared->above[i];
+        n_equal += shared->equal[i];
+    }
+    each([&](uint32_t i, uint32_t word) {
+        const bool is_above = i < n && word > limit, is_equal = i < n && word == limit;
+        const uint32_t all_above = __ballot_sync(0xffffffffu, is_above);
+        const uint32_t all_equal = __ballot_sync(0xffffffffu, is_equal);
+        const uint32_t before = (1u << lane) - 1,
+                       up = n_above + (uint32_t)__popc(all_above & before);
+        const uint32_t level = n_equal + (uint32_t)__popc(all_equal & before);
+        if (is_above || (is_equal && level < ties)) {
+            index[up + (level < ties ? level : ties)] = i;
+        }
+        n_above += (uint32_t)__popc(all_above);
+        n_equal += (uint32_t)__popc(all_equal);
+    });
+}
+
+/* Blocks (row, share of its entries). arrived: zeroes, of each row of the launch, and left so. */
+__global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, uint32_t *arrived)
+{
+    __shared__ tile shared;
+    __shared__ selecting sel;
+    __shared__ bool is_last;
+    const uint32_t r = args.row_first + blockIdx.x, n = entries_of(args, r), k = args.index_topk;
+    const uint32_t warp = threadIdx.x / CUDA_WARP;
+    uint32_t *index = args.selection.index + (size_t)r * k;
+    if (n <= k) {
+        for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < n; i += gridDim.y * THREADS) {
+            index[i] = i;
+        }
+        if (blockIdx.y == 0 && threadIdx.x == 0) {
+            args.selection.n[r] = n;
+        }
+        return;
+    }
+    load_queries(args, r, &shared);
+    __syncthreads();
+    for (uint32_t base = (blockIdx.y * WARPS + warp) * KEYS; base < n;
+         base += gridDim.y * WARPS * KEYS) {
+        score_keys(args, r, base, n, shared, shared.products[warp]);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        is_last = arch_count(arrived + blockIdx.x) == gridDim.y - 1;
+    }
+    __syncthreads();
+    if (!is_last) {
+        return;
+    }
+    __threadfence();
+    const float *scores = args.scores + (size_t)blockIdx.x * args.max_entries;
+    if (n <= 8 * THREADS) {
+        select<8>(scores, n, k, &sel, index);
+    } else if (n <= 32 * THREADS) {
+        select<32>(scores, n, k, &sel, index);
+    } else {
+        select<0>(scores, n, k, &sel, index);
+    }
+    if (threadIdx.x == 0) {
+        args.selection.n[r] = k;
+        arrived[blockIdx.x] = 0; /* for the next launch */
+    }
+}
+
+} /* namespace */
+
+void cuda_topk_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                      const struct ops_layer *layer, const float *iq, const float *iw,
+                      const struct ops_kv *kv, struct ops_selection *ret_selection)
+{
+    topk_args args = topk_args_make(dev, layer, iq, iw, kv, ret_selection);
+    const size_t turn = dev->attention_floats / dev->max_entries;
+    const uint32_t n_shares = (dev->max_entries + WARPS * KEYS - 1) / (WARPS * KEYS);
+    for (uint32_t row = 0, n; row < rows->n_rows; row += n) {
+        n = rows->n_rows - row < turn ? rows->n_rows - row : (uint32_t)turn;
+        args.row_first = row;
+        topk_tensor_kernel<<<dim3(n, attention_splits(dev, n, n_shares)), THREADS, 0,
+                             dev->stream>>>(args, dev->topk_arrived);
+        cuda_launched(dev, "topk");
+    }
+}
