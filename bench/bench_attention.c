@@ -1,6 +1,6 @@
 /* Microseconds of the cache's operations in the shape of V4-Flash, on a device.
  *
- *   bench_attention [DEVICE]        cuda:0
+ *   bench_attention [DEVICE [OPERATION=VARIANT]...]        cuda:0, and what a start would choose
  *
  * A layer of each kind with random weights, pages and windows; calls of one token of each of some
  * sequences, and pieces of a prompt. The best of three rounds by the host's clock, each of several
@@ -277,13 +277,26 @@ int main(int argc, char **argv)
     static const uint32_t calls[][3] = {{1, 1, 8191}, {16, 1, 8191},   {32, 1, 8191}, {1, 1, 65530},
                                         {1, 512, 0},  {1, 2048, 6144}, {1, 2048, 0}};
     static struct bench b = {.seed = 7};
+    static struct ops table;
     struct registry_choice choice;
+    struct registry_wishes wishes;
     struct error err;
+    char all[] = "all", *allowed = all;
     if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
         fprintf(stderr, "bench_attention: %s\n", err.text);
         return 77;
     }
-    b.ops = choice.ops;
+    const struct registry_query query = {.backend = choice.backend,
+                                         .device = &choice.device,
+                                         .wishes = &wishes,
+                                         .layout = FORMATS_ENTRY_PACKED};
+    if (registry_wishes_parse(argv + 2, argc > 2 ? (size_t)argc - 2 : 0, &allowed, 1, &wishes,
+                              &err) ||
+        registry_select(&query, &table, NULL, NULL, &err)) {
+        fprintf(stderr, "bench_attention: %s\n", err.text);
+        return 1;
+    }
+    b.ops = &table;
     setup(&b);
     printf("| sequences x rows | indexer | keys | topk | entries, 4 | attend, 4 (of its floor) | "
            "entries, 128 | attend, 128 |\n|---|---|---|---|---|---|---|---|\n");
