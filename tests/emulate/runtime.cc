@@ -248,7 +248,7 @@ const char *cudaGetErrorName(cudaError_t code)
 cudaError_t cudaGetDeviceCount(int *n)
 {
     *n = (int)rt().devices.size();
-    return cudaSuccess;
+    return *n ? cudaSuccess : told(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device)
@@ -268,7 +268,7 @@ cudaError_t cudaGetDevice(int *device)
 
 cudaError_t cudaDriverGetVersion(int *version)
 {
-    *version = CUDART_VERSION;
+    *version = rt().devices.empty() ? 0 : CUDART_VERSION;
     return cudaSuccess;
 }
 
@@ -395,6 +395,9 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     guard hold(rt().lock);
     if (refuse_in_capture() != cudaSuccess) {
         return cudaErrorStreamCaptureUnsupported;
+    }
+    if (rt().devices.empty()) {
+        return told(cudaErrorNoDevice);
     }
     device &d = *rt().devices[(size_t)current_device];
     char *memory = bytes <= rt().memory_bytes - d.used ? fresh(bytes) : NULL;
