@@ -104,15 +104,17 @@ static uint64_t launches_of(const struct ops_device *device)
     return now.inner.launches ? now.inner.launches(device) : 0;
 }
 
-static bool notes(void)
+/* GPUs of a group work at the same time, so the first one's share is what a step takes. */
+static bool notes(const struct ops_device *device)
 {
-    return now.measures && !now.records;
+    bool is_counted = !now.inner.own_memory || device == now.devices[0].device;
+    return now.measures && !now.records && is_counted;
 }
 
 static struct span span_begin(struct ops_device *device, enum cell cell)
 {
     struct span span = {.device = device, .cell = cell, .launches = launches_of(device)};
-    if (!notes()) {
+    if (!notes(device)) {
         return span;
     }
     if (now.inner.mark) {
@@ -127,7 +129,7 @@ static struct span span_begin(struct ops_device *device, enum cell cell)
 static void span_end(const struct span *span, double bytes, double multiply_adds)
 {
     struct profile_cell *cell = &now.cells[span->cell];
-    if (!notes()) {
+    if (!notes(span->device)) {
         return;
     }
     if (now.inner.mark) {
@@ -366,7 +368,7 @@ static void timed_experts(struct ops_device *device, const struct ops_rows *rows
     struct span span = span_begin(device, EXPERTS);
     now.inner.experts(device, rows, layer, x, experts, weights, ret_y);
     span_end(&span, 0, 0);
-    if (!notes()) {
+    if (!notes(device)) {
         return;
     }
     struct call *call = now.inner.mark ? &now.calls[now.n_calls - 1] : call_add(device, EXPERTS);

@@ -692,6 +692,9 @@ void cuda_group_end(struct ops_device *dev)
         pthread_mutex_lock(&g->lock);
         cuda_failed(dev, STATUS_SYSTEM, "%s", g->failure.text);
         pthread_mutex_unlock(&g->lock);
+        for (uint32_t k = 0; k < g->n; k++) { /* to wait for what hangs would keep the node */
+            g->devices[k]->given_up = true;
+        }
     }
 }
 

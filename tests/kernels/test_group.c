@@ -157,7 +157,7 @@ static void sum_once(struct group *g, const struct ops_rows *rows)
     g->ops->comm(g->devices, g->n, rows->n_rows, g->y); /* behind it, as in a step */
 }
 
-/* The child: exits 3 once a wait failed, having said why. */
+/* The child: exits 3 once a wait failed, having said why and closed all. */
 static void hang(const struct registry_choice *choice, const char *how)
 {
     struct group g;
@@ -177,6 +177,7 @@ static void hang(const struct registry_choice *choice, const char *how)
         uint32_t k = strcmp(how, "stuck") == 0 ? g.n - 1 - i : i;
         if (g.ops->wait(g.devices[k], &err)) {
             fprintf(stderr, "failed: %s\n", err.text);
+            close_group(&g); /* waits for nothing */
             _exit(3);
         }
     }
