@@ -118,11 +118,11 @@ struct ops_device {
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
     uint32_t *topk_arrived; /* [n_rows] of topk_tensor.cu: zeroes between launches */
-    bool tensor;       /* products on tensor cores, where tensor.cu serves them */
-    bool leaves;       /* attend by leaves */
-    float *partial;    /* of tensor.cu */
-    uint32_t *arrived; /* zeroes between launches */
-    float *mhc_parts;  /* mhc_split.cu */
+    bool tensor;            /* products on tensor cores, where tensor.cu serves them */
+    bool leaves;            /* attend by leaves */
+    float *partial;         /* of tensor.cu */
+    uint32_t *arrived;      /* zeroes between launches */
+    float *mhc_parts;       /* mhc_split.cu */
     /* experts.cu: a lane is a row at an expert */
     float *lane_a, *lane_b, *lane_y;
     float *lane_weight;
