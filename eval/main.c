@@ -88,10 +88,11 @@ static const struct opt_spec specs[] = {
      .offset = FIELD(list_kernels)},
     {.kind = OPT_ENUM,
      .name = "graphs",
-     .initial = "on",
+     .initial = "off",
      .choices = graphs_names,
      .help = "on: a GPU records its decode steps at start, one graph for each size of batch, and a "
-             "start that can't is refused; off: every kernel is launched by itself. The same bits.",
+             "start that can't is refused; off: every kernel is launched by itself. The same bits. "
+             "Not yet run on a card.",
      .offset = FIELD(graphs)},
     {.kind = OPT_BOOL,
      .name = "exact",

@@ -117,10 +117,10 @@ bool node_options_answered(const struct node_options *options, const char *progr
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
                     "Turn the quantisers' simulation off: for comparison with fp32 references."),  \
         NODE_CHOICE(                                                                               \
-            T, M, graphs, "graphs", "on", node_graphs_names,                                       \
+            T, M, graphs, "graphs", "off", node_graphs_names,                                      \
             "on: a GPU records its decode steps at start, one graph for each size of batch, and "  \
             "a start that can't is refused; off: every kernel is launched by itself. The same "    \
-            "tokens. A CPU and a prefill node record nothing."),                                   \
+            "tokens. Not yet run on a card. A CPU and a prefill node record nothing."),            \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \
                     "Threads of the CPU backend; 0: one per core."),                               \
         NODE_OPTION(T, M, OPT_INT, max_sequences, "max-sequences", "N", "16", 1, 65536,            \
