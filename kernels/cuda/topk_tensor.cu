@@ -151,16 +151,16 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
     const uint32_t steps = (n + THREADS - 1) / THREADS, first = warp * steps * CUDA_WARP + lane;
     uint32_t kept[CACHE ? CACHE : 1];
 #pragma unroll
-    for (uint32_t j = 0; j < CACHE; j++) {
+    for (int j = 0; j < CACHE; j++) {
         const uint32_t i = first + j * CUDA_WARP;
-        kept[j] = j < steps && i < n ? sortable(__ldcg(scores + i)) : 0;
+        kept[j] = (uint32_t)j < steps && i < n ? sortable(__ldcg(scores + i)) : 0;
     }
     /* Calls fn(entry, word) for each of the thread's; entries from n on are not there. */
     auto each = [&](auto fn) {
         if constexpr (CACHE > 0) {
 #pragma unroll
-            for (uint32_t j = 0; j < CACHE; j++) {
-                if (j < steps) {
+            for (int j = 0; j < CACHE; j++) {
+                if ((uint32_t)j < steps) {
                     fn(first + j * CUDA_WARP, kept[j]);
                 }
             }
