@@ -123,6 +123,7 @@ static void post_done(struct ucx_op *op, enum status status)
         peer->connected = true;
     } else if (post->kind == POST_FLUSH) {
         put->flushed = true;
+        peer->n_flushed++;
     }
     mem_free(post);
     if (put != NULL) {
@@ -146,6 +147,7 @@ static void put_end(struct put *put, enum status status)
     struct thread_counters *counters = &peer->transport->counters;
     assert(put->state != PUT_ENDED);
     list_remove(&put->link);
+    peer->n_flushed -= put->flushed;
     put->state = PUT_ENDED;
     put->result.status = status;
     if (put->first_post_ns != 0) {
@@ -162,19 +164,27 @@ static void put_end(struct put *put, enum status status)
     put_return_done(put);
 }
 
-/* Ends the put if nothing of it is outstanding and nothing more will be posted. A failed peer's
- * puts end when its close begins, not at once: the caller may be in the middle of posting this one.
- */
+/* Ends the put of a closing peer if nothing of it is outstanding. A failed peer's puts end when its
+ * close begins, not at once: the caller may be in the middle of posting this one. */
 static void put_settle(struct put *put)
 {
     struct put_peer *peer = put->peer;
-    if (put->state == PUT_ENDED || put->n_outstanding > 0) {
-        return;
-    }
-    if (put->flushed) {
-        put_end(put, put->cut ? STATUS_CANCELLED : STATUS_OK);
-    } else if (peer->state >= PEER_CLOSING) {
+    if (put->state != PUT_ENDED && put->n_outstanding == 0 && peer->state >= PEER_CLOSING) {
         put_end(put, peer_end_status(peer));
+    }
+}
+
+/* Ends what was flushed in earlier turns, of a peer that lives. Not within the turn: as a
+ * connection breaks, UCX completes flushes of puts whose bytes never arrived with UCS_OK, and only
+ * then says that the endpoint has failed. */
+static void peer_end_flushed(struct put_peer *peer)
+{
+    list_for_each_safe(p, &peer->flushing)
+    {
+        struct put *put = list_entry(p, struct put, link);
+        if (put->flushed && put->n_outstanding == 0) {
+            put_end(put, put->cut ? STATUS_CANCELLED : STATUS_OK);
+        }
     }
 }
 
@@ -472,8 +482,13 @@ bool peer_step(struct put_peer *peer)
         peer_watch(peer);
         if (peer->failure != STATUS_OK) {
             peer_fail(peer);
-        } else if (peer->close_wanted) {
-            peer_begin_close(peer);
+        } else {
+            if (peer->n_flushed > 0) {
+                peer_end_flushed(peer);
+            }
+            if (peer->close_wanted) {
+                peer_begin_close(peer);
+            }
         }
     }
     if (peer->state == PEER_CLOSING) {
@@ -503,7 +518,8 @@ void peer_close(struct put_peer *peer)
 
 bool peer_is_busy(const struct put_peer *peer)
 {
-    return peer->n_posts > 0 || peer->state == PEER_CONNECTING || peer->state == PEER_CLOSING;
+    return peer->n_posts > 0 || peer->n_flushed > 0 || peer->state == PEER_CONNECTING ||
+           peer->state == PEER_CLOSING;
 }
 
 static void clock_stand_still(uint64_t *since_ns, uint64_t now_ns, uint64_t paused_ns)

@@ -61,6 +61,7 @@ struct put_peer {
     struct list flushing; /* puts all of whose runs are posted or dropped */
     struct list posts;    /* operations of this peer that UCX has not completed */
     uint32_t n_posts;
+    uint32_t n_flushed; /* puts of `flushing` that end at the next step */
     uint64_t bytes_in_flight;
     uint64_t since_ns; /* of the state */
     uint64_t last_completion_ns;
@@ -86,8 +87,8 @@ struct put {
 
     /* put thread, until done is delivered */
     enum put_state state;
-    bool cut; /* cancelled before all was posted */
-    bool flushed;
+    bool cut;     /* cancelled before all was posted */
+    bool flushed; /* UCX said so; it ends at the next step, if the peer has not failed by then */
     uint32_t n_outstanding; /* posts and the flush */
     uint32_t run_i;
     uint64_t run_offset;

@@ -7,8 +7,8 @@
  *
  * A put moves runs of bytes from one source region into a peer's landing regions and ends with one
  * flush: `done` with STATUS_OK means that every byte of it is in the peer's memory, so the caller
- * may now tell the peer. It does not mean that the peer lives: puts into the shared memory of a
- * dead process succeed.
+ * may now tell the peer; a flush that ends as the peer fails counts for nothing. It does not mean
+ * that the peer lives: puts into the shared memory of a dead process succeed.
  *
  * Thread: loop, for every call and every callback. A callback never runs inside the call that
  * caused it.
