@@ -56,6 +56,17 @@ __device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r, 
     }
 }
 
+/* Eight channels of a key, as a page has them: word i has channels i and i + 4. */
+__device__ __forceinline__ void key_words(uint32_t eight, uint32_t scale, uint32_t *words)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t two = eight >> 4 * i;
+        const uint32_t pair = (two << 6 & 0x01c001c0u) | (two << 12 & 0x80008000u);
+        words[i] = arch_times_bf16(arch_times_bf16(pair, tensor_unit<CUDA_FP4_E8M0>::BACK), scale);
+    }
+}
+
 /* relu(dot) w, each rounded: 16 bits. */
 __device__ __forceinline__ uint32_t product_of(float dot, float w)
 {
@@ -95,9 +106,7 @@ __device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, ui
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const uint32_t word = reinterpret_cast<const uint32_t *>(at[i].body)[group * 4 + t];
-            tensor_weights<CUDA_FP4_E8M0, false>(make_uint4(word, 0, 0, 0), 0,
-                                                 tensor_unit<CUDA_FP4_E8M0>::BACK,
-                                                 tensor_scale_pair(at[i].scales[group]), k[i]);
+            key_words(word, tensor_scale_pair(at[i].scales[group]), k[i]);
         }
 #pragma unroll
         for (uint32_t nt = 0; nt < N_TILES; nt++) {
