@@ -14,8 +14,8 @@
  *     can't be reached ends the process with where each thread stands.
  *   - streams are queues: with EMULATED_LAZY=1 nothing runs before somebody waits or asks, the
  *     slowest device there can be; else at once.
- *   - EMULATED_DEVICES=N, 1 unless said, 0: none. Memory of a device without peer access is out of
- *     a kernel's reach.
+ *   - EMULATED_DEVICES=N, 1 unless said, 0: none. Another device's memory is out of a kernel's
+ * reach.
  *   - EMULATED_MEMORY_MB: of each device, 65536 unless said.
  *
  * What it can't tell: time, memory coalescing, what nvcc makes of the code, and a GPU's weaker

@@ -113,7 +113,7 @@ bool is_pageable(const void *at, size_t bytes)
     return !allocation_of(at, bytes);
 }
 
-/* A kernel of `device` may touch its memory and its peers'; -1: everything. Stays until another has
+/* A kernel of `device` may touch its memory alone; -1: everything. Stays until another has
  * to: to open and close costs more than a small kernel. */
 void open_memory(int device)
 {
@@ -127,7 +127,7 @@ void open_memory(int device)
         if (owner < 0) {
             continue;
         }
-        bool open = device < 0 || owner == device || r.devices[(size_t)device]->peers[owner];
+        bool open = device < 0 || owner == device;
         size_t bytes = (item.second.bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
         mprotect(item.first, bytes, open ? PROT_READ | PROT_WRITE : PROT_NONE);
     }
@@ -238,11 +238,6 @@ const char *cudaGetErrorString(cudaError_t code)
     }
 }
 
-const char *cudaGetErrorName(cudaError_t code)
-{
-    return code == cudaSuccess ? "cudaSuccess" : "an error of the emulated runtime";
-}
-
 /* --- devices */
 
 cudaError_t cudaGetDeviceCount(int *n)
@@ -269,12 +264,6 @@ cudaError_t cudaGetDevice(int *device)
 cudaError_t cudaDriverGetVersion(int *version)
 {
     *version = rt().devices.empty() ? 0 : CUDART_VERSION;
-    return cudaSuccess;
-}
-
-cudaError_t cudaRuntimeGetVersion(int *version)
-{
-    *version = CUDART_VERSION;
     return cudaSuccess;
 }
 
@@ -327,21 +316,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 {
     *can = device != peer && !number_of("EMULATED_NO_PEERS", 0);
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned)
-{
-    guard hold(rt().lock);
-    if (peer < 0 || (size_t)peer >= rt().devices.size() || peer == current_device ||
-        number_of("EMULATED_NO_PEERS", 0)) {
-        return told(cudaErrorInvalidDevice);
-    }
-    device &d = *rt().devices[(size_t)current_device];
-    if (d.peers[peer]) {
-        return told(cudaErrorPeerAccessAlreadyEnabled);
-    }
-    d.peers[peer] = true;
     return cudaSuccess;
 }
 
@@ -442,11 +416,6 @@ cudaError_t cudaHostAlloc(void **ret, size_t bytes, unsigned)
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocHost(void **ret, size_t bytes)
-{
-    return cudaHostAlloc(ret, bytes, 0);
-}
-
 cudaError_t cudaFreeHost(void *memory)
 {
     if (!memory) {
@@ -495,20 +464,6 @@ cudaError_t cudaHostGetDevicePointer(void **ret, void *host, unsigned)
     return cudaSuccess;
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *at)
-{
-    guard hold(rt().lock);
-    auto *item = allocation_of(at, 1);
-    memset(ret, 0, sizeof(*ret));
-    ret->type = !item                     ? cudaMemoryTypeUnregistered
-                : item->second.device < 0 ? cudaMemoryTypeHost
-                                          : cudaMemoryTypeDevice;
-    ret->device = item && item->second.device >= 0 ? item->second.device : current_device;
-    ret->devicePointer = item ? const_cast<void *>(at) : NULL;
-    ret->hostPointer = item && item->second.device < 0 ? const_cast<void *>(at) : NULL;
-    return cudaSuccess;
-}
-
 static cudaError_t copy_async(void *dst, const void *src, size_t bytes, CUstream_st *s, bool waits)
 {
     {
@@ -546,12 +501,6 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, CUstream
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind,
                             cudaStream_t stream)
-{
-    return copy_async(dst, src, bytes, stream_of(stream), false);
-}
-
-cudaError_t cudaMemcpyPeerAsync(void *dst, int, const void *src, int, size_t bytes,
-                                cudaStream_t stream)
 {
     return copy_async(dst, src, bytes, stream_of(stream), false);
 }
@@ -616,12 +565,6 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
         }
         rt().shared_limits[kernel] = (size_t)value;
     }
-    return cudaSuccess;
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *, int, size_t)
-{
-    *n = 1; /* a host thread runs one block at a time */
     return cudaSuccess;
 }
 

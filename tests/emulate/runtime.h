@@ -56,7 +56,6 @@ struct CUgraphExec_st {
 
 struct device {
     size_t used = 0;
-    bool peers[EMULATED_MAX_DEVICES] = {};
     CUstream_st legacy;
 };
 

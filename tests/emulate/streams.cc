@@ -74,22 +74,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned)
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t *ret)
-{
-    return cudaStreamCreateWithFlags(ret, 0);
-}
-
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int)
-{
-    return cudaStreamCreateWithFlags(ret, flags);
-}
-
-cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-    *least = *greatest = 0;
-    return cudaSuccess;
-}
-
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     CUstream_st *s = stream_of(stream);
@@ -275,15 +259,6 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
     *ret = !s->capture          ? cudaStreamCaptureStatusNone
            : s->capture->broken ? cudaStreamCaptureStatusInvalidated
                                 : cudaStreamCaptureStatusActive;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
-{
-    if (nodes) {
-        return told(cudaErrorNotSupported);
-    }
-    *n = graph->operations.size();
     return cudaSuccess;
 }
 

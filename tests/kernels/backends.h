@@ -145,6 +145,31 @@ static inline void compare(const char *what, float *const out[2], size_t n)
     mem_free(got);
 }
 
+/* The CPU beside `device` with `forced`, OPERATION=VARIANT, in `ret_table`; false, and told, where
+ * there is no such device. */
+static inline bool choose_sides(const char *device, const char *forced, struct ops *ret_table)
+{
+    struct registry_choice cpu, choice;
+    struct registry_wishes wishes;
+    struct error err = {""};
+    char *forced_item = (char *)(uintptr_t)forced, all[] = "all", *allowed = all;
+    if (registry_find(device, &choice, &err)) {
+        printf("skipped: %s\n", err.text);
+        return false;
+    }
+    const struct registry_query query = {.backend = choice.backend,
+                                         .device = &choice.device,
+                                         .wishes = &wishes,
+                                         .layout = FORMATS_ENTRY_PACKED};
+    if (registry_wishes_parse(&forced_item, 1, &allowed, 1, &wishes, &err) ||
+        registry_find("cpu", &cpu, &err) || registry_select(&query, ret_table, NULL, NULL, &err)) {
+        stop("registry", &err);
+    }
+    sides[0].ops = cpu.ops;
+    sides[1].ops = ret_table;
+    return true;
+}
+
 static inline uint32_t pick(const uint32_t *from, uint32_t n)
 {
     return from[below(&seed, n)];

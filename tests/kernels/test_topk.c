@@ -235,35 +235,16 @@ static void must_refuse(uint32_t heads, uint32_t channels, bool exact, const cha
 
 int main(int argc, char **argv)
 {
-    struct registry_choice cpu, choice;
-    struct registry_wishes wishes;
     static struct ops table;
-    struct error err = {""};
     setvbuf(stdout, NULL, _IOLBF, 0);
     must_refuse(65, 128, false, "not 65 of 128");
     must_refuse(64, 160, false, "not 64 of 160");
     must_refuse(64, 48, false, "not 64 of 48");
     must_refuse(64, 128, true, "exact arithmetic");
-    if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
-        printf("skipped: %s\n", err.text);
+    const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
+    if (!choose_sides(argc > 1 ? argv[1] : "cuda:0", "topk=tensor", &table)) {
         return n_failed ? 1 : 77;
     }
-    const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
-    char forced_text[] = "topk=tensor", allowed_text[] = "all";
-    char *forced = forced_text, *allowed = allowed_text;
-    if (registry_wishes_parse(&forced, 1, &allowed, 1, &wishes, &err) ||
-        registry_find("cpu", &cpu, &err)) {
-        stop("registry", &err);
-    }
-    const struct registry_query query = {.backend = choice.backend,
-                                         .device = &choice.device,
-                                         .wishes = &wishes,
-                                         .layout = FORMATS_ENTRY_PACKED};
-    if (registry_select(&query, &table, NULL, NULL, &err)) {
-        stop("registry", &err);
-    }
-    sides[0].ops = cpu.ops;
-    sides[1].ops = &table;
     seed = 20261201;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct shape s = shapes[i];

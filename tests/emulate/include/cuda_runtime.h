@@ -78,19 +78,9 @@ static inline void __threadfence()
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-static inline void __threadfence_block()
-{
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-
 static inline void __threadfence_system()
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-
-static inline void __nanosleep(unsigned)
-{
-    emulate::spin();
 }
 
 /* --- lanes */
@@ -159,42 +149,8 @@ static inline int __any_sync(unsigned mask, int yes)
     return __ballot_sync(mask, yes) != 0;
 }
 
-static inline int __all_sync(unsigned mask, int yes)
-{
-    return __ballot_sync(mask, yes) == mask;
-}
-
-/* Integers only, as on the device. */
-static inline unsigned __reduce_add_sync(unsigned mask, unsigned x)
-{
-    emulate::value mine = {};
-    mine.words[0] = x;
-    const emulate::value *all = emulate::meet(mask, "__reduce_add_sync", mine);
-    unsigned sum = 0;
-    for (unsigned i = 0; i < emulate::WARP; i++) {
-        sum += mask >> i & 1 ? all[i].words[0] : 0u;
-    }
-    return sum;
-}
-
-static inline unsigned __reduce_max_sync(unsigned mask, unsigned x)
-{
-    emulate::value mine = {};
-    mine.words[0] = x;
-    const emulate::value *all = emulate::meet(mask, "__reduce_max_sync", mine);
-    unsigned most = 0;
-    for (unsigned i = 0; i < emulate::WARP; i++) {
-        most = (mask >> i & 1) && all[i].words[0] > most ? all[i].words[0] : most;
-    }
-    return most;
-}
-
 /* --- memory */
 
-template <typename T> static inline T __ldg(const T *at)
-{
-    return *at;
-}
 template <typename T> static inline T __ldcs(const T *at)
 {
     return *at;
@@ -202,14 +158,6 @@ template <typename T> static inline T __ldcs(const T *at)
 template <typename T> static inline T __ldcg(const T *at)
 {
     return *at;
-}
-template <typename T> static inline void __stcs(T *at, T x)
-{
-    *at = x;
-}
-template <typename T> static inline void __stcg(T *at, T x)
-{
-    *at = x;
 }
 
 template <typename T> static inline T atomicAdd(T *at, T x)
@@ -227,107 +175,19 @@ template <typename T> static inline T atomicAdd(T *at, T x)
     }
 }
 
-template <typename T> static inline T atomicSub(T *at, T x)
-{
-    return __atomic_fetch_sub(at, x, __ATOMIC_RELAXED);
-}
-
-template <typename T> static inline T atomicOr(T *at, T x)
-{
-    return __atomic_fetch_or(at, x, __ATOMIC_RELAXED);
-}
-
-template <typename T> static inline T atomicExch(T *at, T x)
-{
-    return __atomic_exchange_n(at, x, __ATOMIC_RELAXED);
-}
-
-template <typename T> static inline T atomicMax(T *at, T x)
-{
-    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (old < x &&
-           !__atomic_compare_exchange_n(at, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return old;
-}
-
-template <typename T> static inline T atomicMin(T *at, T x)
-{
-    T old = __atomic_load_n(at, __ATOMIC_RELAXED);
-    while (x < old &&
-           !__atomic_compare_exchange_n(at, &old, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
-    return old;
-}
-
-template <typename T> static inline T atomicCAS(T *at, T expected, T x)
-{
-    __atomic_compare_exchange_n(at, &expected, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return expected;
-}
-
 /* --- numbers */
 
 static inline float __fmaf_rn(float a, float b, float c)
 {
     return fmaf(a, b, c);
 }
-static inline float __fadd_rn(float a, float b)
-{
-    return a + b;
-}
-static inline float __fmul_rn(float a, float b)
-{
-    return a * b;
-}
-static inline float __fdiv_rn(float a, float b)
-{
-    return a / b;
-}
-static inline float __fsqrt_rn(float a)
-{
-    return sqrtf(a);
-}
 static inline int __popc(unsigned x)
 {
     return __builtin_popcount(x);
 }
-static inline int __clz(int x)
-{
-    return x ? __builtin_clz((unsigned)x) : 32;
-}
 static inline int __ffs(int x)
 {
     return __builtin_ffs(x);
-}
-static inline unsigned __float_as_uint(float x)
-{
-    unsigned bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
-}
-static inline float __uint_as_float(unsigned bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
-}
-static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select)
-{
-    unsigned long long both = (unsigned long long)y << 32 | x;
-    unsigned result = 0;
-    for (int i = 0; i < 4; i++) {
-        result |= (unsigned)(both >> 8 * (select >> 4 * i & 7) & 255) << 8 * i;
-    }
-    return result;
-}
-template <typename T> static inline T min(T a, T b)
-{
-    return b < a ? b : a;
-}
-template <typename T> static inline T max(T a, T b)
-{
-    return a < b ? b : a;
 }
 
 /* --- the runtime's templates */
@@ -342,21 +202,6 @@ static inline cudaError_t cudaFuncSetAttribute(F *kernel, enum cudaFuncAttribute
                                                int value)
 {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
-}
-template <typename F>
-static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, F *kernel,
-                                                                        int threads, size_t shared)
-{
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(n, reinterpret_cast<const void *>(kernel),
-                                                         threads, shared);
-}
-template <typename... P, typename... A>
-static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
-                                             A &&...arguments)
-{
-    emulate::launch(kernel, "a kernel", config->gridDim, config->blockDim, config->dynamicSmemBytes,
-                    config->stream, arguments...);
-    return cudaPeekAtLastError();
 }
 
 #endif
