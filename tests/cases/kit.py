@@ -25,20 +25,9 @@ import time
 import traceback
 
 from wire import *  # noqa: F401,F403  one kit for the cases, in two files
+import ports  # noqa: E402  pylint: disable=wrong-import-position
 
 # ------------------------------------------------------------------------------------------------ processes
-
-
-def free_ports(n):
-    """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def is_sanitized(program):
@@ -155,7 +144,7 @@ class Cluster:
     def __enter__(self):
         problem = ""
         for _ in range(3):  # another process may take a port between our look and the router's
-            port, join_port = free_ports(2)
+            port, join_port = ports.free(2)
             done = self.tool(*self.up_arguments(port, join_port))
             if done.returncode == 0:
                 self.address, self.join_port = (self.address[0], port), join_port

@@ -196,7 +196,7 @@ def token_added(tokenizer):
 
 
 def router_refused(build, what, model, *parts):
-    port, join_port = kit.free_ports(2)
+    port, join_port = kit.ports.free(2)
     argv = [os.path.join(build, "router", "baton-router"), "--model", model, "--http-port", str(port), "--grpc-port",
             str(join_port)]
     code, said = kit.run_for(argv, 5)

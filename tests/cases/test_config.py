@@ -66,7 +66,7 @@ def ports_that_are_taken(build):
         with open(slow, "w", encoding="ascii") as file:
             file.write('#!/bin/sh\nsleep 2\nexec "$@"\n')
         os.chmod(slow, 0o755)
-        done = other.tool(*other.up_arguments(c.address[1], kit.free_ports(1)[0]), "--wrap", f"router:{slow}", timeout=60)
+        done = other.tool(*other.up_arguments(c.address[1], kit.ports.free(1)[0]), "--wrap", f"router:{slow}", timeout=60)
         need(done.returncode != 0 and str(c.address[1]) in done.stderr, "another launch on its port", done)
         wait_for("the script takes the rest down again", lambda: not os.path.exists(os.path.join(other.folder, "control")), 10)
         check("the first goes on", c.chat("x", max_tokens=2).status, 200)

@@ -7,14 +7,14 @@ any of them there is nothing to run: exit 77.
 """
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(TOP, "tests", "cases"))
+sys.path[:0] = [os.path.join(TOP, "tests", "cases"), os.path.join(TOP, "tests")]
+import ports  # noqa: E402  pylint: disable=wrong-import-position
 CLIENTS = {"with_openai.py": ".venv-clients", "with_langchain.py": ".venv-clients", "with_litellm.py": ".venv-litellm"}
 
 
@@ -32,12 +32,6 @@ def scripted(build, folder):
     with open(path, "w", encoding="ascii") as file:
         file.write(json.dumps({"ids": ids}) + "\n")
     return path
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def main():
@@ -62,10 +56,10 @@ def main():
 
 def run(runs, names, folder, options, arguments):
     """How many clients failed against a cluster with these options."""
-    port, failed = free_port(), 0
+    (port, join_port), failed = ports.free(2), 0
     cluster = [os.path.join(TOP, "scripts/cluster"), "--dir", folder]
     try:
-        subprocess.run(cluster + ["up", "--port", str(port), "--join-port", str(free_port()),
+        subprocess.run(cluster + ["up", "--port", str(port), "--join-port", str(join_port),
                                   "--build", sys.argv[1], "--quiet", *options], check=True, timeout=180)
         for name in names:
             done = subprocess.run([runs[name], os.path.join(HERE, name), "--url", f"http://127.0.0.1:{port}", *arguments],

@@ -18,6 +18,7 @@ import urllib.parse
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests"))
 import lost  # noqa: E402  pylint: disable=wrong-import-position
+import ports  # noqa: E402  pylint: disable=wrong-import-position
 
 TINY = os.path.join(TOP, "models", "baton-tiny")
 
@@ -46,18 +47,6 @@ def wait_for(what, condition, seconds=10.0):
         if lost.over(start, seconds):
             raise Failure(f"{what}: not within {seconds} s; last seen {value!r}")
         time.sleep(0.05)
-
-
-def free_ports(n):
-    """Ports that nobody listens on now. Held together, so that they differ."""
-    sockets = [socket.socket() for _ in range(n)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class Stream:
@@ -135,7 +124,7 @@ class Cluster:
     def __init__(self, build, engine="sim", prefill=1, decode=1, extra=(), model=TINY, timeout=60, lease="10s"):
         self.build, self.timeout = os.path.abspath(build), timeout
         self.folder = tempfile.mkdtemp(prefix="baton-cluster-")
-        self.port, self.join_port = free_ports(2)
+        self.port, self.join_port = ports.free(2)
         self.arguments = ["up", "--engine", engine, "--prefill", str(prefill), "--decode", str(decode), "--port",
                           str(self.port), "--join-port", str(self.join_port), "--build", self.build, "--model", model,
                           "--timeout", str(timeout), "--quiet"]

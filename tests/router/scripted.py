@@ -22,7 +22,7 @@ class Setup(harness.Cluster):
 
     def __init__(self, nodes, options=()):
         self.nodes, self.options = nodes, options
-        self.port, self.join_port = harness.free_ports(2)
+        self.port, self.join_port = harness.ports.free(2)
         self.children, self.outputs = [], {}
 
     def __enter__(self):

@@ -81,7 +81,7 @@ class Cluster(kit.Cluster):
         self.net = net
         self.address = (net.hosts["router"] if net else "127.0.0.1", 0)
         self.shm_before = orphaned_shm()
-        ports = kit.free_ports(2 * len(self.names))
+        ports = kit.ports.free(2 * len(self.names))
         for name in self.names:
             self.options += [f"{name}:--grpc-port={ports.pop()}", f"{name}:--http-port={ports.pop()}"]
             if net:
