@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 
+#include "kernels/formats.h"
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define ARCH_SM90A 1
 #else
@@ -58,6 +60,14 @@ __device__ __forceinline__ void arch_mma_bf16(float *sum, uint32_t a0, uint32_t 
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Two numbers within e4m3's range to the nearest e4m3, the first in the low byte. */
+__device__ __forceinline__ uint32_t arch_pair_e4m3(float low, float high)
+{
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
 }
 
 /* --- copies into shared memory behind a thread's back (cp.async)
@@ -115,6 +125,145 @@ __device__ __forceinline__ uint32_t arch_count(uint32_t *word)
                  : "l"(word)
                  : "memory");
     return before;
+}
+
+#endif
+
+/* --- products of elements with scales (mma with block_scale; sm_120a)
+ *
+ * sum += (a times its scales) (b times its scales) of a warp, 16 x K by K x 8. A word holds N
+ * elements of consecutive k, the first in its low bits, and K is 8 N: of lane (g, t) are
+ *     a[0], a[1]  rows g, g + 8   k = N t ...            b[0]  k = N t ...            of column g
+ *     a[2], a[3]  the same rows   k = K / 2 + N t ...    b[1]  k = K / 2 + N t ...
+ * and sums as in arch_mma_bf16. A scale is a byte s for 2^(s - 127), 0xff for NaN, and is taken
+ * from some lanes' words alone: row g's from lane (g, 2 THREAD_A), row g + 8's from
+ * (g, 2 THREAD_A + 1), column g's from (g, THREAD_B); the byte is BYTE_A or BYTE_B, and where there
+ * are two scales, the one behind for the second half of k. THREAD_A is 0 or 1, THREAD_B and bytes
+ * 0 .. 3, of two scales 0 or 2.
+ *
+ *     mx8  N = 4, K = 32, one scale: bytes, a of e4m3 or e2m1 (bits 5 .. 2 of a byte, the others
+ *          zero), b of e4m3
+ *     mx4  N = 8, K = 64, two scales: halves of bytes, both e2m1
+ *
+ * Layouts from the PTX ISA ("Block scaling for mma.sync", "Matrix fragments for mma.m16n8k32" and
+ * "m16n8k64", kinds mxf8f6f4 and mxf4), held against CUTLASS's ALayout, BLayout, SFALayout,
+ * SFBLayout and fp4_shift_A (cute/atom/mma_traits_sm120.hpp). tests/kernels/test_scaled.cu has them
+ * once more, from the matrices' side.
+ *
+ * What is exact: every product, scaled. What is not documented is how many bits the sum of K
+ * products keeps; no card of this kind was at hand to find out. Elsewhere these are
+ * arch_scaled_by_shuffles, from the same words, with one rounding a call.
+ */
+enum { ARCH_E4M3, ARCH_E2M1 };
+
+/* Element i of a word: a byte, or with NIBBLES half of one. */
+template <int FORMAT, bool NIBBLES>
+__device__ __forceinline__ float arch_element(uint32_t word, int i)
+{
+    if (NIBBLES) {
+        return e2m1_decode((uint8_t)(word >> 4 * i & 15u));
+    }
+    const uint8_t code = (uint8_t)(word >> 8 * i);
+    return FORMAT == ARCH_E2M1 ? e2m1_decode(code >> 2 & 15) : e4m3_decode(code);
+}
+
+__device__ __forceinline__ double arch_scale(uint32_t word, int byte)
+{
+    const uint64_t code = word >> 8 * byte & 255u;
+    const uint64_t bits = code == 255 ? UINT64_C(0x7ff8) << 48 : (code + 1023 - 127) << 52;
+    double scale;
+    memcpy(&scale, &bits, sizeof(scale));
+    return scale;
+}
+
+/* What the instructions do, from each lane's words by shuffles, for where they are not. A half of k
+ * is summed without error, and what comes out is rounded once. */
+template <int FORMAT_A, bool NIBBLES, int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+__device__ __forceinline__ void arch_scaled_by_shuffles(float *sum, const uint32_t *a,
+                                                        const uint32_t *b, uint32_t scale_a,
+                                                        uint32_t scale_b)
+{
+    const int lane = (int)(threadIdx.x % 32), quad = lane / 4 * 4, left = lane % 4 * 8;
+    const uint32_t all = 0xffffffffu;
+    const uint32_t of_row[2] = {__shfl_sync(all, scale_a, quad + 2 * THREAD_A),
+                                __shfl_sync(all, scale_a, quad + 2 * THREAD_A + 1)};
+    const uint32_t of_column[2] = {__shfl_sync(all, scale_b, left + THREAD_B),
+                                   __shfl_sync(all, scale_b, left + 4 + THREAD_B)};
+    double total[4] = {sum[0], sum[1], sum[2], sum[3]};
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        double part[4] = {0.0, 0.0, 0.0, 0.0};
+#pragma unroll 1
+        for (int t = 0; t < 4; t++) {
+            const uint32_t row[2] = {__shfl_sync(all, a[2 * half], quad + t),
+                                     __shfl_sync(all, a[2 * half + 1], quad + t)};
+            const uint32_t column[2] = {__shfl_sync(all, b[half], left + t),
+                                        __shfl_sync(all, b[half], left + 4 + t)};
+#pragma unroll 1
+            for (int i = 0; i < (NIBBLES ? 8 : 4); i++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    part[k] += (double)arch_element<FORMAT_A, NIBBLES>(row[k / 2], i) *
+                               (double)arch_element<ARCH_E4M3, NIBBLES>(column[k % 2], i);
+                }
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int more = NIBBLES ? half : 0;
+            total[k] += part[k] * arch_scale(of_row[k / 2], BYTE_A + more) *
+                        arch_scale(of_column[k % 2], BYTE_B + more);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        sum[k] = (float)total[k];
+    }
+}
+
+#ifndef BATON_EMULATED
+
+template <int FORMAT_A, int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+__device__ __forceinline__ void arch_mma_mx8(float *sum, const uint32_t *a, const uint32_t *b,
+                                             uint32_t scale_a, uint32_t scale_b)
+{
+#if ARCH_SM120A
+    if constexpr (FORMAT_A == ARCH_E2M1) {
+        asm("mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e2m1."
+            "e4m3.f32.ue8m0 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3}, %10, {%11,%12}, "
+            "%13, {%14,%15};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(scale_a),
+              "n"(BYTE_A), "n"(THREAD_A), "r"(scale_b), "n"(BYTE_B), "n"(THREAD_B));
+    } else {
+        asm("mma.sync.aligned.kind::mxf8f6f4.block_scale.scale_vec::1X.m16n8k32.row.col.f32.e4m3."
+            "e4m3.f32.ue8m0 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3}, %10, {%11,%12}, "
+            "%13, {%14,%15};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(scale_a),
+              "n"(BYTE_A), "n"(THREAD_A), "r"(scale_b), "n"(BYTE_B), "n"(THREAD_B));
+    }
+#else
+    arch_scaled_by_shuffles<FORMAT_A, false, BYTE_A, THREAD_A, BYTE_B, THREAD_B>(sum, a, b, scale_a,
+                                                                                 scale_b);
+#endif
+}
+
+template <int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+__device__ __forceinline__ void arch_mma_mx4(float *sum, const uint32_t *a, const uint32_t *b,
+                                             uint32_t scale_a, uint32_t scale_b)
+{
+#if ARCH_SM120A
+    asm("mma.sync.aligned.kind::mxf4.block_scale.scale_vec::2X.m16n8k64.row.col.f32.e2m1.e2m1.f32."
+        "ue8m0 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3}, %10, {%11,%12}, %13, "
+        "{%14,%15};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(scale_a),
+          "n"(BYTE_A), "n"(THREAD_A), "r"(scale_b), "n"(BYTE_B), "n"(THREAD_B));
+#else
+    arch_scaled_by_shuffles<ARCH_E2M1, true, BYTE_A, THREAD_A, BYTE_B, THREAD_B>(sum, a, b, scale_a,
+                                                                                 scale_b);
+#endif
 }
 
 #endif

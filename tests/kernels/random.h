@@ -34,7 +34,7 @@ static inline float normal(uint64_t *state)
 
 static inline float *random_floats(uint64_t *state, size_t n, float scale)
 {
-    float *x = mem_array(n, sizeof(float));
+    float *x = (float *)mem_array(n, sizeof(float));
     for (size_t i = 0; i < n; i++) {
         x[i] = normal(state) * scale;
     }
@@ -44,7 +44,7 @@ static inline float *random_floats(uint64_t *state, size_t n, float scale)
 /* An output nobody has written to: every element a NaN with a pattern of its own. */
 static inline float *poisoned(size_t n)
 {
-    float *x = mem_array(n, sizeof(float));
+    float *x = (float *)mem_array(n, sizeof(float));
     memset(x, 0xff, n * sizeof(float));
     return x;
 }

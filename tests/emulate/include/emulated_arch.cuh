@@ -2,6 +2,7 @@
 #ifndef BATON_TESTS_EMULATE_ARCH_CUH
 #define BATON_TESTS_EMULATE_ARCH_CUH
 
+#include <math.h>
 #include <string.h>
 
 #include "tests/emulate/emulate.h"
@@ -58,6 +59,83 @@ static inline void arch_mma_bf16(float *sum, uint32_t a0, uint32_t a1, uint32_t 
         }
         sum[i] = (float)total;
     }
+}
+
+static inline uint32_t arch_pair_e4m3(float low, float high)
+{
+    return e4m3_encode(low) | (uint32_t)e4m3_encode(high) << 8;
+}
+
+/* mma with block_scale, K = 8 n products of `bits` each. Where element k of a row or column lies:
+ * its half of k says the word, its n-th of the half the lane. Scales: one for all k, or one for
+ * each half. */
+struct emulate_scaled {
+    const char *what;
+    unsigned bits, n_scales;
+    bool is_shifted; /* a is e2m1 in the middle of bytes */
+    unsigned byte_a, thread_a, byte_b, thread_b;
+};
+
+static inline double emulate_small(uint32_t word, unsigned i, unsigned bits, bool is_shifted)
+{
+    if (bits == 4) {
+        return (double)e2m1_decode((uint8_t)(word >> 4 * i & 15u));
+    }
+    uint8_t byte = (uint8_t)(word >> 8 * i);
+    if (is_shifted && byte & 0xc3) {
+        emulate::fault("e2m1 in a byte with other bits: %#x", byte);
+    }
+    return (double)(is_shifted ? e2m1_decode(byte >> 2) : e4m3_decode(byte));
+}
+
+static inline double emulate_e8m0(uint32_t word, unsigned byte)
+{
+    uint32_t code = word >> 8 * byte & 255u;
+    return code == 255 ? (double)NAN : ldexp(1.0, (int)code - 127);
+}
+
+static inline void emulate_mma_scaled(const struct emulate_scaled &m, float *sum, const uint32_t *a,
+                                      const uint32_t *b, uint32_t scale_a, uint32_t scale_b)
+{
+    emulate::value mine = {};
+    const uint32_t words[8] = {a[0], a[1], a[2], a[3], b[0], b[1], scale_a, scale_b};
+    memcpy(mine.words, words, sizeof(words));
+    const emulate::value *all = emulate::meet(0xffffffffu, m.what, mine);
+    const unsigned lane = emulate::self_lane(), n = 32 / m.bits;
+    for (unsigned i = 0; i < 4; i++) {
+        const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        double total = sum[i];
+        for (unsigned k = 0; k < 8 * n; k++) {
+            const unsigned half = k / (4 * n), t = k / n % 4, scale_i = m.n_scales == 2 ? half : 0;
+            const uint32_t *of_a = all[4 * (row % 8) + t].words, *of_b = all[4 * column + t].words;
+            total += emulate_small(of_a[2 * half + row / 8], k % n, m.bits, m.is_shifted) *
+                     emulate_small(of_b[4 + half], k % n, m.bits, false) *
+                     emulate_e8m0(all[4 * (row % 8) + 2 * m.thread_a + row / 8].words[6],
+                                  m.byte_a + scale_i) *
+                     emulate_e8m0(all[4 * column + m.thread_b].words[7], m.byte_b + scale_i);
+        }
+        sum[i] = (float)total;
+    }
+}
+
+template <int FORMAT_A, int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+static inline void arch_mma_mx8(float *sum, const uint32_t *a, const uint32_t *b, uint32_t scale_a,
+                                uint32_t scale_b)
+{
+    static_assert(BYTE_A < 4 && THREAD_A < 2 && BYTE_B < 4 && THREAD_B < 4, "as ptxas asks");
+    emulate_mma_scaled(
+        {"mma.m16n8k32 with scales", 8, 1, FORMAT_A != 0, BYTE_A, THREAD_A, BYTE_B, THREAD_B}, sum,
+        a, b, scale_a, scale_b);
+}
+
+template <int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+static inline void arch_mma_mx4(float *sum, const uint32_t *a, const uint32_t *b, uint32_t scale_a,
+                                uint32_t scale_b)
+{
+    static_assert(BYTE_A % 2 == 0 && THREAD_A < 2 && BYTE_B % 2 == 0 && THREAD_B < 4, "as asked");
+    emulate_mma_scaled(
+        {"mma.m16n8k64 with scales", 4, 2, false, BYTE_A, THREAD_A, BYTE_B, THREAD_B}, sum, a, b,
+        scale_a, scale_b);
 }
 
 /* A copy is made when it is waited for, at the latest moment there is: who reads before finds what
