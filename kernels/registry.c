@@ -110,6 +110,8 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_TENSOR(indexer), CUDA_REFERENCE("indexer"),
     {.operation = "topk", .name = "tensor", .note = "one launch, scores on tensor cores; the CPU's choice but for scores within 2^-18 of each other",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_topk_serves, .install = tuned_tensor_topk},
+    {.operation = "topk", .name = "scaled", .note = "the same by block-scaled mma on e2m1 as pages have it: sm_120a's, elsewhere an emulation for tests",
+     .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_topk_serves, .install = tuned_scaled_topk},
     CUDA_REFERENCE("topk"),
     {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks, within 2^-19 of the terms' sizes",
      .shared_bytes = 48 << 10, .install = tuned_leaves_attend},

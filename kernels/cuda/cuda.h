@@ -332,6 +332,9 @@ void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct
 void cuda_topk_tensor(struct ops_device *dev, const struct ops_rows *rows,
                       const struct ops_layer *layer, const float *iq, const float *iw,
                       const struct ops_kv *kv, struct ops_selection *ret_selection);
+void cuda_topk_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                      const struct ops_layer *layer, const float *iq, const float *iw,
+                      const struct ops_kv *kv, struct ops_selection *ret_selection);
 void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                  const float *q, const float *kv_rows, const struct ops_selection *selection,
                  const struct ops_kv *kv, float *ret_o);

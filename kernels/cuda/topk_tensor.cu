@@ -9,6 +9,13 @@
  *
  * Of an mma the keys are A (rows g and g + 8 are two entries), the heads B. The order of channels
  * in it is free: lane t takes word t of a group's four, eight channels, of keys and of queries.
+ *
+ * SCALED: keys are multiplied as pages have them, elements and scales, by arch_mma_mx4, two groups
+ * at a time, for what a lane's word t is there is just that. Queries are put back into e2m1 and a
+ * scale, which loses nothing: a group's scale that is found again is the one it had or a smaller
+ * power of two, of which the elements are multiples of the same kind. The sums are of the same
+ * exact products; where their powers of two lie farther apart, what an mma's sum keeps decides
+ * (arch.cuh).
  */
 #include "kernels/cuda/tensor.cuh"
 #include "kernels/cuda/topk.cuh"
@@ -26,8 +33,18 @@ enum {
     PAIR_STRIDE = MAX_HEADS / 2 + 1 /* of a key's products, two a word: rows on other banks */
 };
 
-struct tile {
-    uint4 q[MAX_GROUPS][N_TILES][CUDA_WARP]; /* of the row: B of two mma */
+/* Of the row. */
+template <bool SCALED> struct queries;
+template <> struct queries<false> {
+    uint4 q[MAX_GROUPS][N_TILES][CUDA_WARP]; /* B of two mma */
+};
+template <> struct queries<true> {
+    uint2 q[MAX_GROUPS / 2][N_TILES][CUDA_WARP]; /* B of one */
+    alignas(uint32_t) uint8_t scales[MAX_HEADS][MAX_GROUPS];
+};
+
+template <bool SCALED> struct tile {
+    queries<SCALED> of_row;
     uint32_t products[WARPS][KEYS][PAIR_STRIDE];
 };
 
@@ -37,7 +54,8 @@ __device__ __forceinline__ uint32_t entries_of(const topk_args &args, uint32_t r
 }
 
 /* The row's queries as operands; heads beyond the last are 0. */
-__device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r, tile *shared)
+__device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r,
+                                             queries<false> *shared)
 {
     const uint32_t n_ch = args.v.index_dim, n_groups = n_ch / FORMATS_KEY_GROUP;
     const float *q = args.iq + (size_t)r * args.index_heads * n_ch;
@@ -53,6 +71,42 @@ __device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r, 
                                arch_pair_bf16(a.z, b.z), arch_pair_bf16(a.w, b.w));
         }
         shared->q[group][nt][lane] = words;
+    }
+}
+
+/* The same in e2m1: each four lanes find the scale of a head's group. What is not there is 0. */
+__device__ __forceinline__ void load_queries(const topk_args &args, uint32_t r,
+                                             queries<true> *shared)
+{
+    const uint32_t n_ch = args.v.index_dim, n_groups = n_ch / FORMATS_KEY_GROUP;
+    const uint32_t lane = cuda_lane(), nt = threadIdx.x / CUDA_WARP, head = nt * 8 + lane / 4;
+    const float *q = args.iq + ((size_t)r * args.index_heads + head) * n_ch + lane % 4 * 8;
+    static_assert((int)THREADS == (int)N_TILES * CUDA_WARP, "a warp has eight heads");
+    for (uint32_t group = 0; group < MAX_GROUPS; group++) {
+        const bool is_there = head < args.index_heads && group < n_groups;
+        float x[8], most = 6.0f * 1.17549435e-38f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            x[i] = is_there ? q[group * FORMATS_KEY_GROUP + i] : 0.0f;
+            most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+        }
+#pragma unroll
+        for (int m = 1; m <= 2; m *= 2) {
+            const float other = __shfl_xor_sync(0xffffffffu, most, m);
+            most = other > most ? other : most;
+        }
+        const uint8_t code = e8m0_scale_for(most, 1.0f / 6.0f);
+        const float inverse = 1.0f / e8m0_decode(code);
+        uint32_t word = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            word |= (uint32_t)e2m1_encode(x[i] * inverse) << 4 * i;
+        }
+        uint2 *to = &shared->q[group / 2][nt][lane];
+        *(group % 2 ? &to->y : &to->x) = word;
+        if (lane % 4 == 0) {
+            shared->scales[head][group] = code;
+        }
     }
 }
 
@@ -74,29 +128,11 @@ __device__ __forceinline__ uint32_t product_of(float dot, float w)
     return f32_bits(bf16_round((dot > 0.0f ? dot : 0.0f) * w)) >> 16;
 }
 
-/* Scores of entries base .. base + 15 of a row with n, by one warp. */
-__device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, uint32_t base,
-                                           uint32_t n, const tile &shared,
-                                           uint32_t (*products)[PAIR_STRIDE])
+/* sums += keys (entries g and g + 8 of the warp's) times all heads. */
+__device__ __forceinline__ void add_keys(const cache_at *at, uint32_t n_groups, uint32_t n_tiles,
+                                         const queries<false> &shared, float (*sums)[4])
 {
-    const uint32_t lane = cuda_lane(), g = lane / 4, t = lane % 4;
-    const uint32_t n_groups = args.v.index_dim / FORMATS_KEY_GROUP;
-    const uint32_t n_tiles = (args.index_heads + 7) / 8;
-    const uint32_t *pages = args.rows.seqs[args.rows.seq_of[r]].pages;
-    cache_at at[2];
-#pragma unroll
-    for (uint32_t i = 0; i < 2; i++) {
-        const uint32_t e = base + g + 8 * i;
-        at[i] = cache_key_at(args.v, pages, e < n ? e : n - 1);
-    }
-    float sums[N_TILES][4];
-#pragma unroll
-    for (int nt = 0; nt < N_TILES; nt++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sums[nt][i] = 0.0f;
-        }
-    }
+    const uint32_t lane = cuda_lane(), t = lane % 4;
 #pragma unroll
     for (uint32_t group = 0; group < MAX_GROUPS; group++) {
         if (group >= n_groups) {
@@ -117,6 +153,71 @@ __device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, ui
             }
         }
     }
+}
+
+/* Groups 2 PAIR and 2 PAIR + 1. */
+template <int PAIR>
+__device__ __forceinline__ void add_key_pair(const cache_at *at, uint32_t scales, uint32_t n_groups,
+                                             uint32_t n_tiles, const queries<true> &shared,
+                                             float (*sums)[4])
+{
+    const uint32_t lane = cuda_lane(), first = 2 * PAIR * 4 + lane % 4;
+    const uint32_t *low = reinterpret_cast<const uint32_t *>(at[0].body) + first;
+    const uint32_t *high = reinterpret_cast<const uint32_t *>(at[1].body) + first;
+    const bool is_two = 2 * PAIR + 1 < n_groups;
+    const uint32_t k[4] = {low[0], high[0], is_two ? low[4] : 0, is_two ? high[4] : 0};
+#pragma unroll
+    for (uint32_t nt = 0; nt < N_TILES; nt++) {
+        if (nt < n_tiles) {
+            const uint2 two = shared.q[PAIR][nt][lane];
+            const uint32_t q[2] = {two.x, two.y};
+            arch_mma_mx4<2 * PAIR, 0, 2 * PAIR, 0>(
+                sums[nt], k, q, scales,
+                *reinterpret_cast<const uint32_t *>(shared.scales[nt * 8 + lane / 4]));
+        }
+    }
+}
+
+__device__ __forceinline__ void add_keys(const cache_at *at, uint32_t n_groups, uint32_t n_tiles,
+                                         const queries<true> &shared, float (*sums)[4])
+{
+    const uint8_t *codes = cuda_lane() % 2 ? at[1].scales : at[0].scales;
+    uint32_t scales = 0;
+#pragma unroll
+    for (uint32_t group = 0; group < MAX_GROUPS; group++) {
+        scales |= (group < n_groups ? codes[group] : 127u) << 8 * group;
+    }
+    add_key_pair<0>(at, scales, n_groups, n_tiles, shared, sums);
+    if (n_groups > 2) {
+        add_key_pair<1>(at, scales, n_groups, n_tiles, shared, sums);
+    }
+}
+
+/* Scores of entries base .. base + 15 of a row with n, by one warp. */
+template <bool SCALED>
+__device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, uint32_t base,
+                                           uint32_t n, const queries<SCALED> &shared,
+                                           uint32_t (*products)[PAIR_STRIDE])
+{
+    const uint32_t lane = cuda_lane(), g = lane / 4, t = lane % 4;
+    const uint32_t n_groups = args.v.index_dim / FORMATS_KEY_GROUP;
+    const uint32_t n_tiles = (args.index_heads + 7) / 8;
+    const uint32_t *pages = args.rows.seqs[args.rows.seq_of[r]].pages;
+    cache_at at[2];
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t e = base + g + 8 * i;
+        at[i] = cache_key_at(args.v, pages, e < n ? e : n - 1);
+    }
+    float sums[N_TILES][4];
+#pragma unroll
+    for (int nt = 0; nt < N_TILES; nt++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            sums[nt][i] = 0.0f;
+        }
+    }
+    add_keys(at, n_groups, n_tiles, shared, sums);
     const float *w = args.iw + (size_t)r * args.index_heads;
 #pragma unroll
     for (uint32_t nt = 0; nt < N_TILES; nt++) {
@@ -230,9 +331,10 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
 }
 
 /* Blocks (row, share of its entries). arrived: zeroes, of each row of the launch, and left so. */
+template <bool SCALED>
 __global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, uint32_t *arrived)
 {
-    __shared__ tile shared;
+    __shared__ tile<SCALED> shared;
     __shared__ selecting sel;
     __shared__ bool is_last;
     const uint32_t r = args.row_first + blockIdx.x, n = entries_of(args, r), k = args.index_topk;
@@ -247,11 +349,11 @@ __global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, ui
         }
         return;
     }
-    load_queries(args, r, &shared);
+    load_queries(args, r, &shared.of_row);
     __syncthreads();
     for (uint32_t base = (blockIdx.y * WARPS + warp) * KEYS; base < n;
          base += gridDim.y * WARPS * KEYS) {
-        score_keys(args, r, base, n, shared, shared.products[warp]);
+        score_keys<SCALED>(args, r, base, n, shared.of_row, shared.products[warp]);
     }
     __threadfence();
     __syncthreads();
@@ -277,20 +379,35 @@ __global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, ui
     }
 }
 
-} /* namespace */
-
-void cuda_topk_tensor(struct ops_device *dev, const struct ops_rows *rows,
-                      const struct ops_layer *layer, const float *iq, const float *iw,
-                      const struct ops_kv *kv, struct ops_selection *ret_selection)
+template <bool SCALED>
+void run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+         const float *iq, const float *iw, const struct ops_kv *kv,
+         struct ops_selection *ret_selection)
 {
     topk_args args = topk_args_make(dev, layer, iq, iw, kv, ret_selection);
     const size_t turn = dev->attention_floats / dev->max_entries;
     const uint32_t n_shares = (dev->max_entries + WARPS * KEYS - 1) / (WARPS * KEYS);
     for (uint32_t row = 0, n; row < rows->n_rows; row += n) {
         n = rows->n_rows - row < turn ? rows->n_rows - row : (uint32_t)turn;
+        const dim3 grid(n, attention_splits(dev, n, n_shares));
         args.row_first = row;
-        topk_tensor_kernel<<<dim3(n, attention_splits(dev, n, n_shares)), THREADS, 0,
-                             dev->stream>>>(args, dev->topk_arrived);
+        topk_tensor_kernel<SCALED><<<grid, THREADS, 0, dev->stream>>>(args, dev->topk_arrived);
         cuda_launched(dev, "topk");
     }
+}
+
+} /* namespace */
+
+void cuda_topk_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                      const struct ops_layer *layer, const float *iq, const float *iw,
+                      const struct ops_kv *kv, struct ops_selection *ret_selection)
+{
+    run<false>(dev, rows, layer, iq, iw, kv, ret_selection);
+}
+
+void cuda_topk_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                      const struct ops_layer *layer, const float *iq, const float *iw,
+                      const struct ops_kv *kv, struct ops_selection *ret_selection)
+{
+    run<true>(dev, rows, layer, iq, iw, kv, ret_selection);
 }

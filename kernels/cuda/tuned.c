@@ -98,6 +98,11 @@ void tuned_tensor_topk(struct ops *table)
     table->topk = cuda_topk_tensor;
 }
 
+void tuned_scaled_topk(struct ops *table)
+{
+    table->topk = cuda_topk_scaled;
+}
+
 void tuned_split_mhc(struct ops *table)
 {
     table->mhc_pre = cuda_mhc_pre_split;

@@ -21,6 +21,7 @@ void tuned_stream_experts(struct ops *table);
 bool tuned_tensor_topk_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                               struct error *why);
 void tuned_tensor_topk(struct ops *table);
+void tuned_scaled_topk(struct ops *table);
 void tuned_split_mhc(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
 

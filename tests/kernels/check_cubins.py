@@ -3,7 +3,9 @@
 
 A kernel may use at most 99 KiB of shared memory (what sm_120 has), spill nothing and have no stack frame (an array that went
 to memory). What a launch asks for beside it, the sources bound. Kernels that are there for the tensor cores must have their
-opcode in the machine code, and nobody else's has it. Prints the table; exit 1 on a breach.
+opcode in the machine code, and nobody else's has it: of those that multiply elements with scales each instance has, on sm_120a,
+either HMMA or the block-scaled ones, and some instance has them; on sm_90a, where these are emulated, an instance may have none.
+Prints the table; exit 1 on a breach.
 """
 import os
 import re
@@ -13,14 +15,18 @@ import sys
 import tempfile
 
 MAX_SHARED_BYTES = 99 * 1024
-HMMA = 0x23C  # low twelve bits of an instruction of 16 bytes, on both architectures
+# Low twelve bits of an instruction of 16 bytes. nvdisasm calls them HMMA on both architectures, and on sm_120a
+# QMMA.SF.16832...E8 (kind::mxf8f6f4) and OMMA.SF.16864...E8 (kind::mxf4).
+OPCODES = {"HMMA": 0x23C, "QMMA.SF": 0x47A, "OMMA.SF": 0x47F}
 ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "experts_stream.cu": {"stream_kernel"},
                    "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
+# Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
+SCALED = {"topk_tensor.cu": {"topk_tensor_kernel": "OMMA.SF"}}
 
 
-def hmma_counts(cubin):
-    """{mangled kernel: HMMA instructions} of an ELF file's .text sections."""
+def opcode_counts(cubin):
+    """{mangled kernel: {name in OPCODES: instructions}} of an ELF file's .text sections."""
     section_at, = struct.unpack_from("<Q", cubin, 0x28)
     size, n, names_i = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, section_at + i * size) for i in range(n)]  # name, type, flags, addr, offset, size
@@ -31,14 +37,15 @@ def hmma_counts(cubin):
         name = cubin[start:cubin.index(b"\0", start)].decode()
         if name.startswith(".text."):
             words = struct.iter_unpack("<QQ", cubin[section[4]:section[4] + section[5] // 16 * 16])
-            counts[name[len(".text."):]] = sum(low & 0xFFF == HMMA for low, _ in words)
+            codes = [low & 0xFFF for low, _ in words]
+            counts[name[len(".text."):]] = {what: codes.count(code) for what, code in OPCODES.items()}
     return counts
 
 
 def main():
     nvcc, root, files = sys.argv[1], sys.argv[2], sys.argv[3:]
     breaches, rows = [], 0
-    print(f"{'file':<16} {'arch':<8} {'kernel':<32} {'registers':>9} {'shared':>8} {'spills':>7} {'HMMA':>6}")
+    print(f"{'file':<16} {'arch':<8} {'kernel':<32} {'registers':>9} {'shared':>8} {'spills':>7} " + " ".join(f"{what:>8}" for what in OPCODES))
     for file in files:
         for arch in ("90a", "120a"):
             with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +56,9 @@ def main():
                 if done.returncode:
                     sys.exit(done.stderr)
                 with open(cubin, "rb") as code:
-                    hmma = hmma_counts(code.read())
+                    opcodes = opcode_counts(code.read())
+            base = os.path.basename(file)
+            have_scaled = set()
             for part in done.stderr.split("Compiling entry function '")[1:]:
                 name = part.split("'")[0]
                 plain = [m[1] for m in re.findall(r"(?=(\d{1,2})([a-z][a-z_0-9]*_kernel))", name) if int(m[0]) == len(m[1])]
@@ -58,12 +67,23 @@ def main():
                 registers = int(re.search(r"Used (\d+) registers", part).group(1))
                 shared = int((re.search(r"(\d+) bytes smem", part) or [0, 0])[1])
                 rows += 1
+                n_of = opcodes[name]
                 label = plain[0] if plain else name[:32]
-                print(f"{file.rsplit('/', 1)[-1]:<16} {arch:<8} {label:<32} {registers:>9} {shared:>8} {spill:>7} {hmma[name]:>6}")
+                print(f"{file.rsplit('/', 1)[-1]:<16} {arch:<8} {label:<32} {registers:>9} {shared:>8} {spill:>7} " + " ".join(f"{n:>8}" for n in n_of.values()))
                 if spill or stack or shared > MAX_SHARED_BYTES:
                     breaches.append(f"{label} on sm_{arch}: {spill} bytes spilled, {stack} of stack, {shared} of shared memory")
-                if (hmma[name] > 0) != (label in ON_TENSOR_CORES.get(os.path.basename(file), ())):
-                    breaches.append(f"{label} on sm_{arch}: {hmma[name]} instructions for tensor cores")
+                scaled = SCALED.get(base, {}).get(label)
+                n_scaled = sum(n_of.values()) - n_of["HMMA"]
+                if scaled and arch == "120a" and n_scaled == n_of[scaled] > 0:
+                    have_scaled.add(label)
+                may_have_none = scaled and arch != "120a"
+                if n_scaled and (not scaled or label not in have_scaled):
+                    breaches.append(f"{label} on sm_{arch}: {n_scaled} block-scaled instructions that it should not have")
+                elif (n_of["HMMA"] + n_scaled > 0) != (label in ON_TENSOR_CORES.get(base, ())) and not may_have_none:
+                    breaches.append(f"{label} on sm_{arch}: {n_of['HMMA'] + n_scaled} instructions for tensor cores")
+            if arch == "120a":
+                breaches += [f"{label} on sm_120a: no instance has {what}" for label, what in SCALED.get(base, {}).items()
+                             if label not in have_scaled]
     if not rows:
         sys.exit("no kernel was found: the check checks nothing")
     for breach in breaches:

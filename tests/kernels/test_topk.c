@@ -1,13 +1,13 @@
-/* The choice on tensor cores (topk=tensor), as the registry installs it, against the CPU's: the
- * same entries, whatever ties.
+/* The choice on tensor cores (topk=tensor, topk=scaled), as the registry installs it, against the
+ * CPU's: the same entries, whatever ties.
  *
  * Pages hold random keys, e2m1 with scales that differ by less than what leaves every sum exact,
  * and lie in any order; queries are of the same kind. Rows see from no entry to more than a block
  * keeps in registers, alone and as a chunk, in batches of 1 to 33; every batch gives the bits of
  * the call with all rows, and leaves what is behind its rows alone.
  *
- * test_topk cuda:N [small]. small: shorter sequences, for where a GPU is emulated. What it refuses
- * is checked without a device too. 77 without it.
+ * test_topk cuda:N [small|all [topk=VARIANT]]. small: shorter sequences, for where a GPU is
+ * emulated. What it refuses is checked without a device too. 77 without it.
  */
 #include "kernels/cuda/tuned.h"
 #include "tests/kernels/backends.h"
@@ -242,7 +242,7 @@ int main(int argc, char **argv)
     must_refuse(64, 48, false, "not 64 of 48");
     must_refuse(64, 128, true, "exact arithmetic");
     const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
-    if (!choose_sides(argc > 1 ? argv[1] : "cuda:0", "topk=tensor", &table)) {
+    if (!choose_sides(argc > 1 ? argv[1] : "cuda:0", argc > 3 ? argv[3] : "topk=tensor", &table)) {
         return n_failed ? 1 : 77;
     }
     seed = 20261201;

@@ -76,16 +76,36 @@ struct emulate_scaled {
     unsigned byte_a, thread_a, byte_b, thread_b;
 };
 
-static inline double emulate_small(uint32_t word, unsigned i, unsigned bits, bool is_shifted)
+/* What a byte stands for: looked up, for a test asks often. */
+struct emulate_values {
+    double e4m3[256], e2m1[16];
+};
+
+static inline const emulate_values &emulate_tables()
+{
+    static const emulate_values values = [] {
+        emulate_values v;
+        for (unsigned i = 0; i < 256; i++) {
+            v.e4m3[i] = (double)e4m3_decode((uint8_t)i);
+            v.e2m1[i % 16] = (double)e2m1_decode((uint8_t)(i % 16));
+        }
+        return v;
+    }();
+    return values;
+}
+
+/* Element i of a word. */
+static inline double emulate_small(const emulate_values &v, uint32_t word, unsigned i,
+                                   unsigned bits, bool is_shifted)
 {
     if (bits == 4) {
-        return (double)e2m1_decode((uint8_t)(word >> 4 * i & 15u));
+        return v.e2m1[word >> 4 * i & 15u];
     }
-    uint8_t byte = (uint8_t)(word >> 8 * i);
+    uint32_t byte = word >> 8 * i & 255u;
     if (is_shifted && byte & 0xc3) {
         emulate::fault("e2m1 in a byte with other bits: %#x", byte);
     }
-    return (double)(is_shifted ? e2m1_decode(byte >> 2) : e4m3_decode(byte));
+    return is_shifted ? v.e2m1[byte >> 2] : v.e4m3[byte];
 }
 
 static inline double emulate_e8m0(uint32_t word, unsigned byte)
@@ -94,25 +114,32 @@ static inline double emulate_e8m0(uint32_t word, unsigned byte)
     return code == 255 ? (double)NAN : ldexp(1.0, (int)code - 127);
 }
 
-static inline void emulate_mma_scaled(const struct emulate_scaled &m, float *sum, const uint32_t *a,
-                                      const uint32_t *b, uint32_t scale_a, uint32_t scale_b)
+static inline __attribute__((always_inline)) void
+emulate_mma_scaled(const struct emulate_scaled &m, float *sum, const uint32_t *a, const uint32_t *b,
+                   uint32_t scale_a, uint32_t scale_b)
 {
     emulate::value mine = {};
     const uint32_t words[8] = {a[0], a[1], a[2], a[3], b[0], b[1], scale_a, scale_b};
     memcpy(mine.words, words, sizeof(words));
     const emulate::value *all = emulate::meet(0xffffffffu, m.what, mine);
     const unsigned lane = emulate::self_lane(), n = 32 / m.bits;
+    const emulate_values &v = emulate_tables();
     for (unsigned i = 0; i < 4; i++) {
         const unsigned row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
         double total = sum[i];
-        for (unsigned k = 0; k < 8 * n; k++) {
-            const unsigned half = k / (4 * n), t = k / n % 4, scale_i = m.n_scales == 2 ? half : 0;
-            const uint32_t *of_a = all[4 * (row % 8) + t].words, *of_b = all[4 * column + t].words;
-            total += emulate_small(of_a[2 * half + row / 8], k % n, m.bits, m.is_shifted) *
-                     emulate_small(of_b[4 + half], k % n, m.bits, false) *
-                     emulate_e8m0(all[4 * (row % 8) + 2 * m.thread_a + row / 8].words[6],
-                                  m.byte_a + scale_i) *
-                     emulate_e8m0(all[4 * column + m.thread_b].words[7], m.byte_b + scale_i);
+        for (unsigned half = 0; half < 2; half++) {
+            const unsigned scale_i = m.n_scales == 2 ? half : 0;
+            const uint32_t of_row = all[4 * (row % 8) + 2 * m.thread_a + row / 8].words[6];
+            const uint32_t of_column = all[4 * column + m.thread_b].words[7];
+            double part = 0.0;
+            for (unsigned k = 0; k < 4 * n; k++) {
+                const unsigned t = k / n;
+                part += emulate_small(v, all[4 * (row % 8) + t].words[2 * half + row / 8], k % n,
+                                      m.bits, m.is_shifted) *
+                        emulate_small(v, all[4 * column + t].words[4 + half], k % n, m.bits, false);
+            }
+            total += part * emulate_e8m0(of_row, m.byte_a + scale_i) *
+                     emulate_e8m0(of_column, m.byte_b + scale_i);
         }
         sum[i] = (float)total;
     }
