@@ -123,6 +123,8 @@ static const struct registry_variant cuda_variants[] = {
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_stream_serves, .install = tuned_stream_experts},
     CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
+    {.operation = "comm", .name = "push", .note = "up to 64 rows in one launch from GPU to GPU, more as below; the CPU's bits",
+     .is_untried = true, .serves = tuned_push_serves, .install = tuned_push_comm},
     CUDA_PLAIN("comm", "one pass over the parts, which NCCL gathers from several GPUs, in rank order; the CPU's bits"),
     HOST_VARIANTS,
 };

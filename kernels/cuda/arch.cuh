@@ -115,6 +115,25 @@ __device__ __forceinline__ uint32_t arch_load_acquire(const uint32_t *word)
     return value;
 }
 
+/* Words in another GPU's memory, or that another writes into this one's: of the four the first two
+ * go together, and the last two; no order is asked for beside that. */
+__device__ __forceinline__ void arch_store_there(uint4 *to, uint4 words)
+{
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x),
+                 "r"(words.y), "r"(words.z), "r"(words.w)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint4 arch_load_there(const uint4 *from)
+{
+    uint4 words;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(from)
+                 : "memory");
+    return words;
+}
+
 /* As atomicAdd(word, 1), which the compiler lets wait at once for a value that is wanted later: it
  * gathers the warp's lanes. */
 __device__ __forceinline__ uint32_t arch_count(uint32_t *word)

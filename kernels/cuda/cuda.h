@@ -105,6 +105,8 @@ struct ops_device {
     struct cuda_beside *beside;
     struct cuda_group *group;    /* NULL: of one */
     float *gathered;             /* group.c: [ranks, n_rows, hidden] */
+    void *inbox;                 /* push.cu: what the other ranks write into, or NULL */
+    uint32_t *push_left;         /* zeroes between launches */
     uint32_t *sums, *sums_there; /* that this stream came to: its own count, and the watch's */
     /* The rows of this call, since `begin`: all pointers, seqs[].pages too, are the device's. */
     struct ops_rows rows;
@@ -353,6 +355,8 @@ void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const 
                const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
 void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                float *const *y);
+void cuda_comm_push(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
+                    float *const *y);
 
 #ifdef __cplusplus
 }

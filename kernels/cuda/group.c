@@ -10,7 +10,8 @@
  * in pinned memory; if that stands still inside a call while streams have work and a rank has come
  * to the sum that is due, the group has failed: communicators are aborted, which ends NCCL's
  * kernels and so the waits behind them. If the computing thread then does not come back (the rank's
- * GPU hangs, not NCCL), the watch ends the process. Both together take less than 2 s.
+ * GPU hangs, not NCCL), the watch ends the process. Both together take less than 2 s. Ranks that
+ * write into each other's memory (push.cu) are watched alike, and end when `stop` is set.
  */
 #include "kernels/cuda/group.h"
 
@@ -41,6 +42,7 @@ struct cuda_group {
     struct ops_device *devices[CUDA_MAX_GROUP];
     char name[64];
     bool has_parts; /* ranks on a GPU each; without, nothing below is used */
+    bool pushes;    /* sums of few rows are push.cu's */
 #if BATON_NCCL
     ncclComm_t comms[CUDA_MAX_GROUP];
 #endif
@@ -52,11 +54,12 @@ struct cuda_group {
     /* The same of a recorded call, in which nothing can be asked for an event: which of its sums
      * rank k has come to, counted from 1 in each replay. */
     uint32_t *came;
-    uint32_t n_recorded;   /* sums of the call that is being recorded */
-    pthread_mutex_t calls; /* one thread in NCCL */
-    pthread_mutex_t lock;  /* what follows */
-    pthread_cond_t wake;   /* of the watch */
-    struct error failure;  /* once there is one */
+    volatile uint32_t *stop_pushes; /* pinned: not 0 once the group has failed */
+    uint32_t n_recorded;            /* sums of the call that is being recorded */
+    pthread_mutex_t calls;          /* one thread in NCCL */
+    pthread_mutex_t lock;           /* what follows */
+    pthread_cond_t wake;            /* of the watch */
+    struct error failure;           /* once there is one */
     bool is_watched, stop;
     pthread_t watch;
     _Atomic bool failed, is_aborted;
@@ -329,6 +332,7 @@ static void *abort_run(void *cookie)
 static void give_up(struct cuda_group *g)
 {
     pthread_t thread;
+    *g->stop_pushes = 1;
     log_error("group", "%s", g->failure.text);
     if (pthread_create(&thread, NULL, abort_run, g) == 0) {
         (void)pthread_detach(thread);
@@ -436,9 +440,10 @@ static void tell(const struct cuda_group *g, int version)
         }
     }
     log_info("group",
-             "%s: parts are gathered by NCCL %d.%d.%d, each GPU adds them in rank order; "
+             "%s: parts are %sgathered by NCCL %d.%d.%d, each GPU adds them in rank order; "
              "peer access between %s",
-             g->name, version / 10000, version / 100 % 100, version % 100,
+             g->name, g->pushes ? "written into each other's memory, or in long calls " : "",
+             version / 10000, version / 100 % 100, version % 100,
              n_peers == n_pairs ? "all: NCCL copies from GPU to GPU"
              : n_peers          ? "some: NCCL goes through the host's memory for the others"
                                 : "none: NCCL goes through the host's memory");
@@ -484,15 +489,43 @@ static bool first_sums(struct cuda_group *g)
     return ok;
 }
 
+/* Each GPU reaches the memory of all others. */
+static enum status open_peers(struct cuda_group *g, struct error *err)
+{
+    for (uint32_t a = 0; a < g->n; a++) {
+        for (uint32_t b = 0; b < g->n; b++) {
+            uint32_t from = g->devices[a]->limits.device_i, to = g->devices[b]->limits.device_i;
+            if (a == b) {
+                continue;
+            }
+            cudaError_t code = use(g->devices[a]);
+            code = code == cudaSuccess ? cudaDeviceEnablePeerAccess((int)to, 0) : code;
+            if (code != cudaSuccess) {
+                (void)cudaGetLastError();
+            }
+            if (code != cudaSuccess && code != cudaErrorPeerAccessAlreadyEnabled) {
+                return error_set(err, STATUS_UNSUPPORTED,
+                                 "%s: comm=push writes from GPU to GPU, and cuda:%u does not reach "
+                                 "cuda:%u: %s; comm=plain goes over NCCL",
+                                 g->name, from, to, cudaGetErrorString(code));
+            }
+        }
+    }
+    return STATUS_OK;
+}
+
 static enum status open_parts(struct cuda_group *g, struct error *err)
 {
     int version = 0;
     void *passed = NULL;
     enum status status = device_find_nccl(&version, err);
+    if (!status && g->pushes) {
+        status = open_peers(g, err);
+    }
     if (status) {
         return status;
     }
-    size_t bytes = 2 * (size_t)g->n * STRIDE * sizeof(uint32_t);
+    size_t bytes = (2 * (size_t)g->n + 1) * STRIDE * sizeof(uint32_t);
     if (use(g->devices[0]) != cudaSuccess ||
         cudaHostAlloc(&passed, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
         (void)cudaGetLastError();
@@ -500,6 +533,8 @@ static enum status open_parts(struct cuda_group *g, struct error *err)
     }
     g->passed = passed;
     g->came = g->passed + (size_t)g->n * STRIDE;
+    g->stop_pushes = g->came + (size_t)g->n * STRIDE;
+    *g->stop_pushes = 0;
     for (uint32_t k = 0; k < g->n; k++) {
         g->passed[k * STRIDE] = g->came[k * STRIDE] = 0;
         g->devices[k]->sums_there = &g->passed[k * STRIDE];
@@ -580,19 +615,25 @@ static void end_failed(struct cuda_group *g)
 }
 
 /* What a device on a GPU of its own takes for the sums. */
-static enum status take_rooms(struct ops_device *const *devices, uint32_t n, struct error *err)
+static enum status take_rooms(struct ops_device *const *devices, uint32_t n, bool pushes,
+                              struct error *err)
 {
     bool ok = true;
     for (uint32_t k = 0; k < n; k++) {
         struct ops_device *dev = devices[k];
         dev->gathered = cuda_room(dev, (size_t)n * dev->limits.n_rows, dev->d.hidden, &ok);
         dev->sums = cuda_room(dev, 1, 1, &ok);
+        if (pushes) { /* by turns two places for each rank, of four words a pair */
+            dev->inbox = cuda_room(dev, 2 * (size_t)n * 4, cuda_push_pairs(dev), &ok);
+            dev->push_left = cuda_room(dev, 1, 1, &ok);
+        }
     }
     return ok ? STATUS_OK
               : error_set(err, STATUS_EXHAUSTED, "no device memory for the parts of %u ranks", n);
 }
 
-enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct error *err)
+static enum status join(struct ops_device *const *devices, uint32_t n, bool pushes,
+                        struct error *err)
 {
     uint32_t n_cards = count_cards(devices, n);
     if (n > CUDA_MAX_GROUP || (n_cards != 1 && n_cards != n)) {
@@ -602,12 +643,13 @@ enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct erro
             "its own or, to try a group out, all on one",
             n, n_cards, CUDA_MAX_GROUP);
     }
-    enum status status = n_cards > 1 ? take_rooms(devices, n, err) : STATUS_OK;
+    enum status status = n_cards > 1 ? take_rooms(devices, n, pushes, err) : STATUS_OK;
     if (status || devices[0]->limits.only_plan) {
         return status;
     }
     struct cuda_group *g = group_new(devices, n);
     g->has_parts = n_cards > 1;
+    g->pushes = g->has_parts && pushes;
     if (g->has_parts) {
         status = open_parts(g, err);
     } else {
@@ -624,19 +666,50 @@ enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct erro
     return STATUS_OK;
 }
 
+enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct error *err)
+{
+    return join(devices, n, false, err);
+}
+
+enum status cuda_join_push(struct ops_device *const *devices, uint32_t n, struct error *err)
+{
+    return join(devices, n, true, err);
+}
+
 /* --- calls */
 
-bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
+bool cuda_group_pushes(const struct cuda_group *g)
 {
-    pthread_mutex_lock(&g->calls);
+    return g && g->pushes;
+}
+
+size_t cuda_push_pairs(const struct ops_device *dev)
+{
+    size_t rows = dev->limits.n_rows < CUDA_PUSH_ROWS ? dev->limits.n_rows : CUDA_PUSH_ROWS;
+    return rows * dev->d.hidden / 2;
+}
+
+const volatile uint32_t *cuda_group_stop(const struct cuda_group *g)
+{
+    return g->stop_pushes;
+}
+
+volatile uint32_t *cuda_group_came(struct cuda_group *g, uint32_t rank)
+{
+    return &g->came[rank * STRIDE];
+}
+
+bool cuda_group_next(struct cuda_group *g, bool writes_itself, uint32_t *ret_came_to)
+{
     bool ok = !atomic_load(&g->failed);
     bool records = is_capturing(g->devices[0]);
     uint32_t i = atomic_load(&g->n_asked);
-    for (uint32_t k = 0; k < g->n && ok && records; k++) {
+    for (uint32_t k = 0; k < g->n && ok && records && !writes_itself; k++) {
         (void)use(g->devices[k]);
-        cuda_run_progress(g->devices[k], &g->came[k * STRIDE], g->n_recorded + 1);
+        cuda_run_progress(g->devices[k], cuda_group_came(g, k), g->n_recorded + 1);
     }
     g->n_recorded += records;
+    *ret_came_to = records ? g->n_recorded : 0;
     for (uint32_t k = 0; k < g->n && ok && !records; k++) {
         struct ops_device *dev = g->devices[k];
         if (use(dev) != cudaSuccess ||
@@ -650,7 +723,14 @@ bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
         atomic_store(&g->n_asked, i + 1);
         atomic_store(&g->in_step, (1u << g->n) - 1); /* also where a wait came between */
     }
-    ok = ok && gather_locked(g, y, count, STALL_NS);
+    return ok;
+}
+
+bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
+{
+    uint32_t came_to;
+    pthread_mutex_lock(&g->calls);
+    bool ok = cuda_group_next(g, false, &came_to) && gather_locked(g, y, count, STALL_NS);
     pthread_mutex_unlock(&g->calls);
     return ok;
 }

@@ -14,14 +14,30 @@
 extern "C" {
 #endif
 
-enum { CUDA_MAX_GROUP = 16 };
+enum {
+    CUDA_MAX_GROUP = 16,
+    CUDA_PUSH_ROWS = 64 /* most rows that are pushed: more take longer than NCCL's start */
+};
 
-/* See `join` in kernels/ops.h. Without a GPU, of devices that are only planned with, it counts. */
+/* See `join` in kernels/ops.h. Without a GPU, of devices that are only planned with, it counts.
+ * The second is for cuda_comm_push: each GPU must reach the others' memory, else UNSUPPORTED. */
 must_check enum status cuda_join(struct ops_device *const *devices, uint32_t n, struct error *err);
+must_check enum status cuda_join_push(struct ops_device *const *devices, uint32_t n,
+                                      struct error *err);
 
 /* Every rank's `count` floats y[rank] behind each other into its gathered room, in its stream.
  * False: the group failed, now or before, and nothing may be asked of it. */
 bool cuda_group_gather(struct cuda_group *group, float *const *y, size_t count);
+/* What comes before any sum between GPUs: notes where each rank comes to it. In a call that is
+ * recorded the rank itself must do so: it writes ret_came_to to cuda_group_came, which is 0 where
+ * nothing has to be written. False as above. */
+bool cuda_group_next(struct cuda_group *group, bool writes_itself, uint32_t *ret_came_to);
+volatile uint32_t *cuda_group_came(struct cuda_group *group, uint32_t rank);
+/* Whether ranks write into each other's memory, in places for so many pairs of floats each; and
+ * what ends those that wait there, once it is not 0. */
+bool cuda_group_pushes(const struct cuda_group *group);
+size_t cuda_push_pairs(const struct ops_device *dev);
+const volatile uint32_t *cuda_group_stop(const struct cuda_group *group);
 /* Of ranks on a GPU each: what cuda_group_gather fills, of CUDA_MAX_GROUP times the largest call;
  * and two counters of the sums that a rank has passed, its own and the one that the watch reads. */
 bool cuda_group_has_parts(const struct cuda_group *group);

@@ -2,6 +2,7 @@
 #include "kernels/cuda/tuned.h"
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/group.h"
 
 bool tuned_tensor_serves(const struct ops_dims *d, const struct ops_limits *limits,
                          struct error *why)
@@ -101,6 +102,21 @@ void tuned_tensor_topk(struct ops *table)
 void tuned_scaled_topk(struct ops *table)
 {
     table->topk = cuda_topk_scaled;
+}
+
+bool tuned_push_serves(const struct ops_dims *d, const struct ops_limits *limits, struct error *why)
+{
+    if (d->hidden % 2) {
+        return error_set(why, STATUS_UNSUPPORTED, "it takes channels by the pair: hidden %u",
+                         d->hidden) == STATUS_OK;
+    }
+    return true;
+}
+
+void tuned_push_comm(struct ops *table)
+{
+    table->join = cuda_join_push;
+    table->comm = cuda_comm_push;
 }
 
 void tuned_split_mhc(struct ops *table)

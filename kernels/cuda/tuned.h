@@ -22,6 +22,9 @@ bool tuned_tensor_topk_serves(const struct ops_dims *dims, const struct ops_limi
                               struct error *why);
 void tuned_tensor_topk(struct ops *table);
 void tuned_scaled_topk(struct ops *table);
+bool tuned_push_serves(const struct ops_dims *dims, const struct ops_limits *limits,
+                       struct error *why);
+void tuned_push_comm(struct ops *table);
 void tuned_split_mhc(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
 

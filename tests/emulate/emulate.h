@@ -15,7 +15,8 @@
  *   - streams are queues: with EMULATED_LAZY=1 nothing runs before somebody waits or asks, the
  *     slowest device there can be; else at once.
  *   - EMULATED_DEVICES=N, 1 unless said, 0: none. Another device's memory is out of a kernel's
- * reach.
+ *     reach until peer access is asked for. From then on devices run their kernels beside each
+ *     other, so that these may wait for each other.
  *   - EMULATED_MEMORY_MB: of each device, 65536 unless said.
  *
  * What it can't tell: time, memory coalescing, what nvcc makes of the code, and a GPU's weaker
@@ -75,9 +76,15 @@ void spin();
 /* Ends the process: a kernel does what it must not. */
 [[noreturn]] void fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* --- threads.cc: runs a grid to its end; by the runtime. */
-void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes,
-              const std::function<void()> &body);
+/* --- threads.cc, by the runtime: runs a grid to its end, or begins to and calls `ended` then. */
+struct launched {
+    const char *name;
+    dim3 grid, block;
+    size_t shared_bytes;
+    int device;
+};
+void run_grid(const launched &what, const std::function<void()> &body);
+void start_grid(const launched &what, std::function<void()> body, std::function<void()> ended);
 
 /* --- runtime.cc */
 cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3 block,

@@ -118,6 +118,7 @@ bool is_pageable(const void *at, size_t bytes)
 void open_memory(int device)
 {
     runtime &r = rt();
+    device = r.peers ? -1 : device;
     if (r.devices.size() < 2 || r.open_for == device) {
         return;
     }
@@ -159,6 +160,23 @@ void open_all_memory()
 namespace emulate
 {
 
+/* A grid that runs while its device's others wait; under the lock. */
+static void start(const launched &what, const std::function<void()> &body)
+{
+    CUstream_st *s = rt().stepping;
+    uint64_t bit = 1ull << what.device;
+    rt().running |= bit;
+    s->running |= bit;
+    s->kernel = what.name;
+    start_grid(what, body, [=]() {
+        guard hold(rt().lock);
+        rt().running &= ~bit;
+        s->running &= ~bit;
+        s->kernel = s->running ? s->kernel : NULL;
+        rt().changed.notify_all();
+    });
+}
+
 cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3 block,
                            size_t shared_bytes, cudaStream_t stream, std::function<void()> body)
 {
@@ -178,9 +196,14 @@ cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3
     if (device != current_device) {
         return told(cudaErrorInvalidResourceHandle);
     }
+    launched what = {name, grid, block, shared_bytes, device};
+    if (rt().peers) {
+        push(s, {name, nullptr, [=]() { start(what, body); }, device});
+        return cudaSuccess;
+    }
     push(s, {name, nullptr, [=]() {
                  open_memory(device);
-                 run_grid(name, grid, block, shared_bytes, body);
+                 run_grid(what, body);
              }});
     return cudaSuccess;
 }
@@ -213,6 +236,8 @@ cudaError_t cudaPeekAtLastError(void)
 const char *cudaGetErrorString(cudaError_t code)
 {
     switch (code) {
+    case cudaErrorPeerAccessUnsupported:
+        return "peer access is not supported between these two devices";
     case cudaSuccess:
         return "no error";
     case cudaErrorInvalidValue:
@@ -319,6 +344,20 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
     return cudaSuccess;
 }
 
+/* Of all devices at once. */
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned)
+{
+    guard hold(rt().lock);
+    int can = 0;
+    (void)cudaDeviceCanAccessPeer(&can, current_device, peer);
+    if (!can) {
+        return told(cudaErrorPeerAccessUnsupported);
+    }
+    rt().peers = true;
+    open_memory(-1);
+    return cudaSuccess;
+}
+
 cudaError_t cudaDeviceSynchronize(void)
 {
     if (refuse_in_capture() != cudaSuccess) {
@@ -326,7 +365,7 @@ cudaError_t cudaDeviceSynchronize(void)
     }
     wait_until([] {
         for (CUstream_st *s : rt().streams) {
-            if (s->device == current_device && !s->queue.empty()) {
+            if (s->device == current_device && !is_idle(s)) {
                 return false;
             }
         }

@@ -17,6 +17,7 @@ struct operation {
     const char *name;
     std::function<bool()> ready; /* empty: always */
     std::function<void()> run;
+    int device = -1; /* of a kernel */
 };
 
 struct allocation {
@@ -35,6 +36,8 @@ struct event_state {
 struct CUstream_st {
     int device;
     std::deque<operation> queue;
+    uint64_t running = 0; /* devices with a grid of this stream: several only in a graph, ... */
+    const char *kernel = NULL; /* ... of this kernel */
     cudaGraph_t capture = NULL;
     bool is_origin = false;
 };
@@ -68,7 +71,10 @@ struct runtime {
     std::map<const void *, size_t> shared_limits; /* of kernels that asked for more */
     size_t memory_bytes = 0;
     bool lazy = false;
-    int open_for = -1; /* whose memory a kernel may touch now, where there are several */
+    bool peers = false;           /* devices reach each other's memory, and run beside each other */
+    uint64_t running = 0;         /* devices that run a grid */
+    CUstream_st *stepping = NULL; /* whose operation is begun now */
+    int open_for = -1;            /* whose memory a kernel may touch now, where there are several */
 };
 
 using guard = std::lock_guard<std::recursive_mutex>;
@@ -84,6 +90,7 @@ cudaError_t told(cudaError_t code);
 void open_all_memory();
 
 /* --- streams.cc */
+bool is_idle(const CUstream_st *s);
 CUstream_st *stream_of(cudaStream_t stream);
 bool step();
 void push(CUstream_st *s, operation op);

@@ -9,15 +9,34 @@ CUstream_st *stream_of(cudaStream_t stream)
     return legacy ? &rt().devices[(size_t)current_device]->legacy : stream;
 }
 
+bool is_idle(const CUstream_st *s)
+{
+    return s->queue.empty() && !s->running;
+}
+
+/* An emulated graph is one queue, of what was asked for in order: the same kernel on one device
+ * after the other runs on all of them together. */
+static bool may_run(const CUstream_st *s)
+{
+    if (s->queue.empty()) {
+        return false;
+    }
+    const operation &op = s->queue.front();
+    bool joins = op.device >= 0 && op.name == s->kernel;
+    return (!s->running || joins) && !(op.device >= 0 && rt().running >> op.device & 1) &&
+           (!op.ready || op.ready());
+}
+
 /* Runs one operation that is ready, of any stream; whether there was one. */
 bool step()
 {
     for (CUstream_st *s : rt().streams) {
-        if (s->queue.empty() || (s->queue.front().ready && !s->queue.front().ready())) {
+        if (!may_run(s)) {
             continue;
         }
         operation op = std::move(s->queue.front());
         s->queue.pop_front();
+        rt().stepping = s;
         op.run();
         rt().changed.notify_all();
         return true;
@@ -84,7 +103,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
             return told(cudaErrorStreamCaptureUnsupported);
         }
     }
-    wait_until([=] { return s->queue.empty(); });
+    wait_until([=] { return is_idle(s); });
     return cudaSuccess;
 }
 
@@ -93,11 +112,12 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     guard hold(rt().lock);
     while (step()) {
     }
-    return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    return is_idle(stream_of(stream)) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
+    wait_until([=] { return !stream->running; });
     guard hold(rt().lock);
     while (step()) {
     }

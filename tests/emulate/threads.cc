@@ -32,6 +32,7 @@ enum {
     MAX_SHARED_BYTES = 256 << 10,
     N_BARRIERS = 16,
     N_MEETINGS = 8, /* masks in use at a time in a warp */
+    MAX_DEVICES = 16,
     STUCK_S = 60
 };
 
@@ -334,24 +335,28 @@ void run_blocks(job *j)
     w->running = NULL;
 }
 
-/* The multiprocessors: host threads that wait for a grid. */
+/* A device's multiprocessors: host threads that wait for a grid. */
 struct pool {
     std::mutex lock;
     std::condition_variable wake, done;
     job *current = NULL;
+    std::function<void()> body, ended; /* of a grid that nobody waits for here */
     uint64_t turn = 0;
     uint32_t n = 0, busy = 0;
 };
 
-pool &the_pool()
+pool &pool_of(int device)
 {
-    static pool *p = new pool(); /* outlives the host threads */
-    return *p;
+    static pool *pools = new pool[MAX_DEVICES](); /* outlive the host threads */
+    if (device < 0 || device >= MAX_DEVICES) {
+        fault("device %d", device);
+    }
+    return pools[device];
 }
 
-void serve(uint64_t seen)
+void serve(pool *of, uint64_t seen)
 {
-    pool &p = the_pool();
+    pool &p = *of;
     std::unique_lock<std::mutex> hold(p.lock);
     for (;;) {
         p.wake.wait(hold, [&] { return p.turn != seen; });
@@ -361,7 +366,16 @@ void serve(uint64_t seen)
         run_blocks(j);
         hold.lock();
         if (--p.busy == 0) {
-            p.done.notify_all();
+            std::function<void()> ended = std::move(p.ended);
+            if (ended) {
+                delete j;
+                p.ended = nullptr;
+                hold.unlock();
+                ended();
+                hold.lock();
+            } else {
+                p.done.notify_all();
+            }
         }
     }
 }
@@ -507,34 +521,58 @@ void spin()
     yield(SPINNING, "for memory");
 }
 
-void run_grid(const char *name, dim3 grid, dim3 block, size_t shared_bytes,
-              const std::function<void()> &body)
+static void describe(const launched &what, const std::function<void()> *body, job *ret_job)
 {
     static std::atomic<uint64_t> n_launches{0};
     static const uint32_t seed = number_of("EMULATED_ORDER", 1);
+    ret_job->name = what.name;
+    ret_job->grid = what.grid;
+    ret_job->block = what.block;
+    ret_job->shared_bytes = what.shared_bytes;
+    ret_job->body = body;
+    ret_job->n_blocks = (uint64_t)what.grid.x * what.grid.y * what.grid.z;
+    ret_job->n_threads = (uint64_t)what.block.x * what.block.y * what.block.z;
+    ret_job->seed = seed ? seed + n_launches.fetch_add(1) : 0;
+}
+
+/* With the pool's lock. */
+static void hand_out(pool *p, job *j)
+{
+    for (uint32_t wanted = number_of("EMULATED_SMS", 4); p->n < wanted; p->n++) {
+        std::thread(serve, p, p->turn).detach();
+    }
+    p->current = j;
+    p->busy = p->n;
+    p->turn++;
+    p->wake.notify_all();
+}
+
+void run_grid(const launched &what, const std::function<void()> &body)
+{
     job j;
-    j.name = name;
-    j.grid = grid;
-    j.block = block;
-    j.shared_bytes = shared_bytes;
-    j.body = &body;
-    j.n_blocks = (uint64_t)grid.x * grid.y * grid.z;
-    j.n_threads = (uint64_t)block.x * block.y * block.z;
-    j.seed = seed ? seed + n_launches.fetch_add(1) : 0;
+    describe(what, &body, &j);
     if (j.n_blocks == 1) {
         run_blocks(&j);
         return;
     }
-    pool &p = the_pool();
+    pool &p = pool_of(what.device);
     std::unique_lock<std::mutex> hold(p.lock);
-    for (uint32_t wanted = number_of("EMULATED_SMS", 4); p.n < wanted; p.n++) {
-        std::thread(serve, p.turn).detach();
-    }
-    p.current = &j;
-    p.busy = p.n;
-    p.turn++;
-    p.wake.notify_all();
+    hand_out(&p, &j);
     p.done.wait(hold, [&] { return p.busy == 0; });
+}
+
+void start_grid(const launched &what, std::function<void()> body, std::function<void()> ended)
+{
+    pool &p = pool_of(what.device);
+    job *j = new job(); /* serve deletes it */
+    std::unique_lock<std::mutex> hold(p.lock);
+    if (p.busy) {
+        fault("two grids at a time on device %d", what.device);
+    }
+    p.body = std::move(body);
+    p.ended = std::move(ended);
+    describe(what, &p.body, j);
+    hand_out(&p, j);
 }
 
 } /* namespace emulate */

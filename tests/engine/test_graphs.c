@@ -1,5 +1,5 @@
-/* test_graphs MODEL DEVICE [ROWS] [tuned]: decode steps that a device has recorded, against the
- * same steps asked for one operation at a time. 77 where the device is none.
+/* test_graphs MODEL DEVICE [ROWS] [tuned] [OPERATION=VARIANT]: decode steps that a device has
+ * recorded, against the same steps asked for one operation at a time. 77 where the device is none.
  *
  * Every sequence is there twice, from contexts that the CPU computed: one side steps by graph, the
  * other does not. Batches of every size up to ROWS, drawn anew each time from sequences of all
@@ -36,6 +36,7 @@ enum { N_LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
 
 static const char *model, *device;
 static bool tuned;
+static const char *wished;   /* a variant, or NULL */
 static uint32_t n_rows = 34; /* of which 33 is filled up */
 static uint64_t seed = 5;
 
@@ -131,8 +132,12 @@ static void wish(void)
         "mhc=reference",     "project=reference", "compress=reference",
         "indexer=reference", "attend=reference",  "oproj=reference",
         "route=reference",   "experts=reference", "head=reference"};
-    size_t n = tuned ? 0 : sizeof(references) / sizeof(references[0]);
-    assert_int_equal(engine_kernels_wish((char *const *)(uintptr_t)references, n,
+    const char *forced[1 + sizeof(references) / sizeof(references[0])] = {wished};
+    size_t n = wished != NULL;
+    for (size_t i = 0; i < sizeof(references) / sizeof(references[0]) && !tuned; i++) {
+        forced[n++] = references[i];
+    }
+    assert_int_equal(engine_kernels_wish((char *const *)(uintptr_t)forced, n,
                                          (char *const *)(uintptr_t)all, 1, &err),
                      STATUS_OK);
 }
@@ -376,7 +381,10 @@ int main(int argc, char **argv)
     if (argc > 3) {
         n_rows = (uint32_t)atoi(argv[3]);
     }
-    tuned = argc > 4;
+    for (int i = 4; i < argc; i++) {
+        tuned = tuned || strcmp(argv[i], "tuned") == 0;
+        wished = strchr(argv[i], '=') ? argv[i] : wished;
+    }
     if (n_rows < 1 || n_rows > MAX_ROWS) {
         return 2;
     }

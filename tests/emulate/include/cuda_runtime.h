@@ -151,6 +151,19 @@ static inline int __any_sync(unsigned mask, int yes)
 
 /* --- memory */
 
+static inline unsigned __float_as_uint(float x)
+{
+    unsigned bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+static inline float __uint_as_float(unsigned bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
 template <typename T> static inline T __ldcs(const T *at)
 {
     return *at;

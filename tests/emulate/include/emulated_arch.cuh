@@ -201,6 +201,29 @@ static inline uint32_t arch_load_acquire(const uint32_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
+/* Halves come one after the other, in either order. */
+static inline void arch_store_there(uint4 *to, uint4 words)
+{
+    uint64_t halves[2], *at = reinterpret_cast<uint64_t *>(to);
+    bool last_first = emulate::self_lane() % 2;
+    memcpy(halves, &words, sizeof(halves));
+    __atomic_store_n(at + last_first, halves[last_first], __ATOMIC_RELEASE);
+    emulate::spin();
+    __atomic_store_n(at + !last_first, halves[!last_first], __ATOMIC_RELEASE);
+}
+
+static inline uint4 arch_load_there(const uint4 *from)
+{
+    uint4 words;
+    uint64_t halves[2];
+    const uint64_t *at = reinterpret_cast<const uint64_t *>(from);
+    emulate::spin();
+    halves[0] = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    halves[1] = __atomic_load_n(at + 1, __ATOMIC_ACQUIRE);
+    memcpy(&words, halves, sizeof(words));
+    return words;
+}
+
 static inline uint32_t arch_count(uint32_t *word)
 {
     return __atomic_fetch_add(word, 1u, __ATOMIC_RELAXED);
