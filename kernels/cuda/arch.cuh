@@ -29,9 +29,12 @@
  * compute capabilities), and what fits there fits on sm_90 too. */
 enum { ARCH_MAX_SHARED_BYTES = 99 * 1024 };
 
+/* Of a function that is called rather than copied. */
 #ifdef BATON_EMULATED
+#define ARCH_APART
 #include <emulated_arch.cuh>
 #else
+#define ARCH_APART __noinline__
 
 /* --- pairs of bfloat16 in a word, the first in its low half */
 
@@ -186,7 +189,7 @@ __device__ __forceinline__ float arch_element(uint32_t word, int i)
     return FORMAT == ARCH_E2M1 ? e2m1_decode(code >> 2 & 15) : e4m3_decode(code);
 }
 
-__device__ __forceinline__ double arch_scale(uint32_t word, int byte)
+__device__ __forceinline__ double arch_scale(uint32_t word, uint32_t byte)
 {
     const uint64_t code = word >> 8 * byte & 255u;
     const uint64_t bits = code == 255 ? UINT64_C(0x7ff8) << 48 : (code + 1023 - 127) << 52;
@@ -196,28 +199,26 @@ __device__ __forceinline__ double arch_scale(uint32_t word, int byte)
 }
 
 /* What the instructions do, from each lane's words by shuffles, for where they are not. A half of k
- * is summed without error, and what comes out is rounded once. */
-template <int FORMAT_A, bool NIBBLES, int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
-__device__ __forceinline__ void arch_scaled_by_shuffles(float *sum, const uint32_t *a,
-                                                        const uint32_t *b, uint32_t scale_a,
-                                                        uint32_t scale_b)
+ * is summed without error, and what comes out is rounded once. Not inline: a kernel has dozens. */
+template <int FORMAT_A, bool NIBBLES>
+__device__ ARCH_APART float4 arch_scaled_sums(float4 sum, uint4 a, uint2 b, uint32_t scale_a,
+                                              uint32_t scale_b, uint32_t byte_a, uint32_t thread_a,
+                                              uint32_t byte_b, uint32_t thread_b)
 {
-    const int lane = (int)(threadIdx.x % 32), quad = lane / 4 * 4, left = lane % 4 * 8;
+    const uint32_t lane = threadIdx.x % 32, quad = lane / 4 * 4, left = lane % 4 * 8;
     const uint32_t all = 0xffffffffu;
-    const uint32_t of_row[2] = {__shfl_sync(all, scale_a, quad + 2 * THREAD_A),
-                                __shfl_sync(all, scale_a, quad + 2 * THREAD_A + 1)};
-    const uint32_t of_column[2] = {__shfl_sync(all, scale_b, left + THREAD_B),
-                                   __shfl_sync(all, scale_b, left + 4 + THREAD_B)};
-    double total[4] = {sum[0], sum[1], sum[2], sum[3]};
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
+    double total[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll 1
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t upper = half ? a.z : a.x, lower = half ? a.w : a.y,
+                       beside = half ? b.y : b.x;
         double part[4] = {0.0, 0.0, 0.0, 0.0};
 #pragma unroll 1
-        for (int t = 0; t < 4; t++) {
-            const uint32_t row[2] = {__shfl_sync(all, a[2 * half], quad + t),
-                                     __shfl_sync(all, a[2 * half + 1], quad + t)};
-            const uint32_t column[2] = {__shfl_sync(all, b[half], left + t),
-                                        __shfl_sync(all, b[half], left + 4 + t)};
+        for (uint32_t t = 0; t < 4; t++) {
+            const uint32_t row[2] = {__shfl_sync(all, upper, quad + t),
+                                     __shfl_sync(all, lower, quad + t)};
+            const uint32_t column[2] = {__shfl_sync(all, beside, left + t),
+                                        __shfl_sync(all, beside, left + 4 + t)};
 #pragma unroll 1
             for (int i = 0; i < (NIBBLES ? 8 : 4); i++) {
 #pragma unroll
@@ -227,17 +228,30 @@ __device__ __forceinline__ void arch_scaled_by_shuffles(float *sum, const uint32
                 }
             }
         }
+        const uint32_t more = NIBBLES ? half : 0;
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            const int more = NIBBLES ? half : 0;
-            total[k] += part[k] * arch_scale(of_row[k / 2], BYTE_A + more) *
-                        arch_scale(of_column[k % 2], BYTE_B + more);
+            const uint32_t of_row = __shfl_sync(all, scale_a, quad + 2 * thread_a + k / 2);
+            const uint32_t of_column = __shfl_sync(all, scale_b, left + 4 * (k % 2) + thread_b);
+            total[k] +=
+                part[k] * arch_scale(of_row, byte_a + more) * arch_scale(of_column, byte_b + more);
         }
     }
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        sum[k] = (float)total[k];
-    }
+    return make_float4((float)total[0], (float)total[1], (float)total[2], (float)total[3]);
+}
+
+template <int FORMAT_A, bool NIBBLES, int BYTE_A, int THREAD_A, int BYTE_B, int THREAD_B>
+__device__ __forceinline__ void arch_scaled_by_shuffles(float *sum, const uint32_t *a,
+                                                        const uint32_t *b, uint32_t scale_a,
+                                                        uint32_t scale_b)
+{
+    const float4 to = arch_scaled_sums<FORMAT_A, NIBBLES>(
+        make_float4(sum[0], sum[1], sum[2], sum[3]), make_uint4(a[0], a[1], a[2], a[3]),
+        make_uint2(b[0], b[1]), scale_a, scale_b, BYTE_A, THREAD_A, BYTE_B, THREAD_B);
+    sum[0] = to.x;
+    sum[1] = to.y;
+    sum[2] = to.z;
+    sum[3] = to.w;
 }
 
 #ifndef BATON_EMULATED
