@@ -285,11 +285,11 @@ static void cuda_read(struct ops_device *dev, void *ret_data, const void *memory
     }
 }
 
-static enum status cuda_pack(struct ops_device *dev, const struct ops_source *source,
-                             struct ops_matrix *ret_matrix)
+static enum status pack(struct ops_device *dev, const struct ops_source *source, bool scaled,
+                        struct ops_matrix *ret_matrix)
 {
     struct ops_matrix m = {.rows = source->rows, .cols = source->cols};
-    size_t bytes = cuda_matrix_bytes(source, &m.form);
+    size_t bytes = cuda_matrix_bytes(source, scaled, &m.form);
     m.quant_input =
         !source->plain_inputs && source->format != OPS_F32 && source->format != OPS_BF16;
     m.data = cuda_alloc(dev, bytes);
@@ -311,6 +311,18 @@ static enum status cuda_pack(struct ops_device *dev, const struct ops_source *so
     mem_free(image);
     *ret_matrix = m;
     return STATUS_OK;
+}
+
+static enum status cuda_pack(struct ops_device *dev, const struct ops_source *source,
+                             struct ops_matrix *ret_matrix)
+{
+    return pack(dev, source, false, ret_matrix);
+}
+
+enum status cuda_pack_scaled(struct ops_device *dev, const struct ops_source *source,
+                             struct ops_matrix *ret_matrix)
+{
+    return pack(dev, source, true, ret_matrix);
 }
 
 static void *cuda_upload(struct ops_device *dev, const void *data, size_t bytes)

@@ -48,7 +48,8 @@ enum cuda_form {
     CUDA_FP4_E8M0, /* e2m1, for 32; bits of a word lie as cuda_fp4_packed puts them */
     CUDA_FP4_E4M3, /* e2m1, an e4m3 scale for 16 */
     CUDA_TABLE_F32,
-    CUDA_TABLE_BF16
+    CUDA_TABLE_BF16,
+    CUDA_FP4_SCALED /* as CUDA_FP4_E8M0, for block-scaled products: see cuda_fp4_halves */
 };
 
 /* Memory of experts_stream.cu, for as many rows as it takes; parts NULL: it serves nothing here. */
@@ -75,6 +76,26 @@ FORMATS_FN uint32_t cuda_fp4_plain(uint32_t w)
     return (w >> 12 & 0x00080008u) | (w >> 6 & 0x00070007u) | (w >> 5 & 0x00800080u) |
            (w << 1 & 0x00700070u) | (w >> 3 & 0x08000800u) | (w << 8 & 0x07000700u) |
            (w << 2 & 0x80008000u) | (w << 3 & 0x70007000u);
+}
+
+/* CUDA_FP4_SCALED, of matrices whose inputs are a multiple of 128: of each four units of an output
+ * (128 inputs, four groups) word w of unit t holds inputs 8 t .. 8 t + 7 of group w, so that the
+ * four lanes that hold the units have a group's inputs between them; and of a block's four scales
+ * of an output, which follow each other, a word. A word has element i in the lower half of byte i,
+ * and element 4 + i in the upper. */
+FORMATS_FN uint32_t cuda_fp4_halves(uint32_t w)
+{
+    uint32_t low = w & 0xffffu, high = w >> 16;
+    low = (low | low << 8) & 0x00ff00ffu;
+    high = (high | high << 8) & 0x00ff00ffu;
+    return ((low | low << 4) & 0x0f0f0f0fu) | ((high | high << 4) & 0x0f0f0f0fu) << 4;
+}
+FORMATS_FN uint32_t cuda_fp4_from_halves(uint32_t w)
+{
+    uint32_t low = w & 0x0f0f0f0fu, high = w >> 4 & 0x0f0f0f0fu;
+    low = (low | low >> 4) & 0x00ff00ffu;
+    high = (high | high >> 4) & 0x00ff00ffu;
+    return ((low | low >> 8) & 0xffffu) | (high | high >> 8) << 16;
 }
 
 struct cuda_memory;
@@ -121,6 +142,7 @@ struct ops_device {
     size_t attention_floats;
     uint32_t *topk_arrived; /* [n_rows] of topk_tensor.cu: zeroes between launches */
     bool tensor;            /* products on tensor cores, where tensor.cu serves them */
+    bool scaled;            /* ... by block-scaled ones, where inputs are quantised */
     bool leaves;            /* attend by leaves */
     float *partial;         /* of tensor.cu */
     uint32_t *arrived;      /* zeroes between launches */
@@ -151,6 +173,10 @@ void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 
 /* Whether all of it is registered host memory, at an address that the device may use. */
 bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes);
+
+/* ops->pack for the variants that multiply by blocks with scales. */
+must_check enum status cuda_pack_scaled(struct ops_device *dev, const struct ops_source *source,
+                                        struct ops_matrix *ret_matrix);
 
 /* Keeps `code` if it is a failure, of doing `what`; whether it is none. */
 bool cuda_kept(struct ops_device *dev, cudaError_t code, const char *what);
@@ -189,8 +215,9 @@ enum status cuda_accept(struct ops_device *dev, const struct parcel_key *key,
                         struct error *err);
 
 /* --- pack.c */
-/* Bytes of the packed matrix, and its form. */
-size_t cuda_matrix_bytes(const struct ops_source *source, uint8_t *ret_form);
+/* Bytes of the packed matrix, and its form: with `scaled`, MXFP4 is CUDA_FP4_SCALED where it can.
+ */
+size_t cuda_matrix_bytes(const struct ops_source *source, bool scaled, uint8_t *ret_form);
 /* Writes it, in host memory. */
 void cuda_matrix_pack(const struct ops_source *source, uint8_t form, void *dst);
 /* Bytes of a packed one. */
@@ -289,6 +316,20 @@ void cuda_compress_tensor(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_route_tensor(struct ops_device *dev, const struct ops_rows *rows,
                        const struct ops_layer *layer, const float *x, uint32_t *ret_experts,
                        float *ret_weights);
+
+/* By block-scaled products where inputs are quantised, else as those above. The same bound, as far
+ * as sums are those of the emulation: what sm_120a keeps of them is not known (arch.cuh). */
+void cuda_project_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                         float *ret_kv);
+void cuda_oproj_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *o, float *ret_y);
+void cuda_indexer_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const float *qr,
+                         float *ret_iq, float *ret_iw);
+void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y);
 
 /* --- experts_stream.cu: experts in two launches, up to 64 rows; what it doesn't serve goes to
  * cuda_experts_tensor, whose bits it gives. */

@@ -29,6 +29,15 @@ FORMATS_FN float fill_element(const struct ops_source *s, uint32_t row, uint32_t
 FORMATS_FN uint64_t fill_eight(const struct ops_source *s, uint8_t form, uint32_t row, uint32_t col,
                                uint32_t n)
 {
+    if (form == CUDA_FP4_SCALED) { /* two words, of two groups: `col` is the first's first input */
+        uint64_t eight = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            size_t at =
+                (size_t)(row + s->row_first) * s->row_bytes + (col + 32 * i + s->col_first) / 2;
+            eight |= (uint64_t)cuda_fp4_halves((uint32_t)made_bytes(&s->made, at)) << 32 * i;
+        }
+        return eight;
+    }
     if (form == CUDA_FP8 || form == CUDA_FP4_E8M0) {
         uint32_t a_byte = form == CUDA_FP8 ? 1 : 2, bits = 8 / a_byte * n;
         size_t at = (size_t)(row + s->row_first) * s->row_bytes + (col + s->col_first) / a_byte;
@@ -52,16 +61,16 @@ FORMATS_FN uint64_t fill_eight(const struct ops_source *s, uint8_t form, uint32_
 /* Elements of eight bytes. */
 FORMATS_FN uint32_t fill_width(uint8_t form)
 {
-    return form == CUDA_FP4_E8M0                          ? 16
-           : form == CUDA_FP8                             ? 8
-           : form == CUDA_BF16 || form == CUDA_TABLE_BF16 ? 4
-                                                          : 2;
+    return form == CUDA_FP4_E8M0 || form == CUDA_FP4_SCALED ? 16
+           : form == CUDA_FP8                               ? 8
+           : form == CUDA_BF16 || form == CUDA_TABLE_BF16   ? 4
+                                                            : 2;
 }
 
 /* Inputs that share a scale; 0: the form has none. */
 FORMATS_FN uint32_t fill_group(uint8_t form)
 {
-    return form == CUDA_FP8 ? 128 : (form == CUDA_FP4_E8M0 ? 32 : 0);
+    return form == CUDA_FP8 ? 128 : (form == CUDA_FP4_E8M0 || form == CUDA_FP4_SCALED ? 32 : 0);
 }
 
 FORMATS_FN bool fill_is_table(uint8_t form)
@@ -77,7 +86,9 @@ FORMATS_FN uint64_t fill_word(const struct ops_source *s, uint8_t form, size_t i
     size_t unit = i / 2 / CUDA_BLOCK;
     uint32_t lane = (uint32_t)(i / 2 % CUDA_BLOCK);
     uint32_t row = (uint32_t)(unit / n_units) * CUDA_BLOCK + lane;
-    uint32_t col = (uint32_t)(unit % n_units) * 2 * width + (uint32_t)(i % 2) * width;
+    uint32_t of_row = (uint32_t)(unit % n_units), half = (uint32_t)(i % 2);
+    uint32_t col = form == CUDA_FP4_SCALED ? of_row / 4 * 128 + 64 * half + of_row % 4 * 8
+                                           : of_row * 2 * width + half * width;
     return row < s->rows && col < s->cols ? fill_eight(s, form, row, col, s->cols - col) : 0;
 }
 
@@ -88,6 +99,11 @@ FORMATS_FN uint8_t fill_scale(const struct ops_source *s, uint8_t form, size_t i
     size_t block = i / CUDA_BLOCK / n_groups;
     uint32_t row = (uint32_t)(block * CUDA_BLOCK + i % CUDA_BLOCK);
     uint32_t col = (uint32_t)(i / CUDA_BLOCK % n_groups) * group;
+    if (form == CUDA_FP4_SCALED) { /* of 128 inputs, all scales of an output in turn */
+        const uint32_t of_chunk = (uint32_t)(i % (4 * CUDA_BLOCK));
+        row = (uint32_t)(block * CUDA_BLOCK + of_chunk / 4);
+        col = (col / 128 * 4 + of_chunk % 4) * 32;
+    }
     return row < s->rows && col < s->cols
                ? (uint8_t)made_bytes(&s->made_scale, ops_source_scale_i(s, row, col))
                : 0;

@@ -38,6 +38,9 @@ template <> struct form_of<CUDA_FP8> {
 template <> struct form_of<CUDA_FP4_E8M0> {
     enum { UNIT = 32, GROUP = 32 };
 };
+template <> struct form_of<CUDA_FP4_SCALED> {
+    enum { UNIT = 32, GROUP = 32 };
+};
 template <> struct form_of<CUDA_FP4_E4M3> {
     enum { UNIT = 32, GROUP = 16 };
 };
@@ -87,12 +90,14 @@ __device__ __forceinline__ void unit_values(const uint4 &unit, const uint8_t *sc
         uint32_t plain[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            plain[i] = FORM == CUDA_FP4_E8M0 ? cuda_fp4_plain(word[i]) : word[i];
+            plain[i] = FORM == CUDA_FP4_E8M0     ? cuda_fp4_plain(word[i])
+                       : FORM == CUDA_FP4_SCALED ? cuda_fp4_from_halves(word[i])
+                                                 : word[i];
         }
 #pragma unroll
         for (int g = 0; g < 32 / GROUP; g++) {
             uint8_t code = scales[g * CUDA_BLOCK];
-            float scale = FORM == CUDA_FP4_E8M0 ? e8m0_decode(code) : e4m3_decode(code);
+            float scale = FORM == CUDA_FP4_E4M3 ? e4m3_decode(code) : e8m0_decode(code);
 #pragma unroll
             for (int i = g * GROUP; i < (g + 1) * GROUP; i++) {
                 w[i] = e2m1_value(plain[i / 8] >> 4 * (i % 8)) * scale * global;
@@ -160,10 +165,19 @@ __device__ __forceinline__ void slice_sums(const packed &m, const rows_of &rows,
     for (uint32_t u = 0; u < (n_k + UNIT - 1) / UNIT; u++) {
         float w[UNIT];
         const uint8_t *scale = NULL;
-        if constexpr (GROUP != 0) {
-            scale = scales + u * UNIT / GROUP * CUDA_BLOCK;
+        uint4 unit;
+        if constexpr (FORM == CUDA_FP4_SCALED) { /* a slice is four units: group u lies in all */
+            const uint32_t *words = reinterpret_cast<const uint32_t *>(units) + u;
+            enum { STEP = CUDA_BLOCK * CUDA_UNIT_BYTES / sizeof(uint32_t) };
+            unit = make_uint4(words[0], words[STEP], words[2 * STEP], words[3 * STEP]);
+            scale = scales + 3 * lane + u;
+        } else {
+            unit = units[(size_t)u * CUDA_BLOCK];
+            if constexpr (GROUP != 0) {
+                scale = scales + u * UNIT / GROUP * CUDA_BLOCK;
+            }
         }
-        unit_values<FORM>(units[(size_t)u * CUDA_BLOCK], scale, global, w);
+        unit_values<FORM>(unit, scale, global, w);
 #pragma unroll
         for (int i = 0; i < UNIT; i += 4) {
 #pragma unroll
@@ -293,6 +307,9 @@ void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, con
     case CUDA_FP4_E8M0:
         product_kernel<CUDA_FP4_E8M0><<<grid, THREADS, 0, dev->stream>>>(m, rows);
         break;
+    case CUDA_FP4_SCALED:
+        product_kernel<CUDA_FP4_SCALED><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        break;
     case CUDA_FP4_E4M3:
         product_kernel<CUDA_FP4_E4M3><<<grid, THREADS, 0, dev->stream>>>(m, rows);
         break;
@@ -335,6 +352,10 @@ void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
         break;
     case CUDA_FP4_E8M0:
         expert_product_kernel<CUDA_FP4_E8M0>
+            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        break;
+    case CUDA_FP4_SCALED:
+        expert_product_kernel<CUDA_FP4_SCALED>
             <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_FP4_E4M3:

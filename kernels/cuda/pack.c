@@ -24,6 +24,7 @@ static struct form form_of(uint8_t form)
     case CUDA_FP8:
         return (struct form){16, 128};
     case CUDA_FP4_E8M0:
+    case CUDA_FP4_SCALED:
         return (struct form){32, 32};
     case CUDA_FP4_E4M3:
         return (struct form){32, 16};
@@ -39,7 +40,7 @@ static bool on_groups(const struct ops_source *s, uint32_t group)
     return s->block_cols % group == 0 && s->col_first % group == 0;
 }
 
-static uint8_t choose(const struct ops_source *s)
+static uint8_t choose(const struct ops_source *s, bool scaled)
 {
     bool half = ops_source_is_half(s);
     if (s->is_table) {
@@ -50,7 +51,7 @@ static uint8_t choose(const struct ops_source *s)
         return CUDA_FP8;
     }
     if (fp4 && s->scale_format == OPS_SCALE_E8M0 && on_groups(s, 32)) {
-        return CUDA_FP4_E8M0;
+        return scaled && s->cols % 128 == 0 && !s->plain_inputs ? CUDA_FP4_SCALED : CUDA_FP4_E8M0;
     }
     if (fp4 && s->scale_format == OPS_SCALE_E4M3 && on_groups(s, 16)) {
         return CUDA_FP4_E4M3;
@@ -77,9 +78,9 @@ size_t cuda_packed_bytes(const struct ops_matrix *m)
     return bytes + sizeof(float);
 }
 
-size_t cuda_matrix_bytes(const struct ops_source *s, uint8_t *ret_form)
+size_t cuda_matrix_bytes(const struct ops_source *s, bool scaled, uint8_t *ret_form)
 {
-    struct ops_matrix m = {.rows = s->rows, .cols = s->cols, .form = choose(s)};
+    struct ops_matrix m = {.rows = s->rows, .cols = s->cols, .form = choose(s, scaled)};
     *ret_form = m.form;
     return cuda_packed_bytes(&m);
 }
@@ -94,6 +95,7 @@ static void pack_unit(const struct ops_source *s, uint8_t form, uint32_t row, ui
         break;
     case CUDA_FP4_E8M0:
     case CUDA_FP4_E4M3:
+    case CUDA_FP4_SCALED:
         memcpy(to, ops_source_bytes(s, row, col), (n + 1) / 2);
         if (n % 2) {
             to[n / 2] &= 15;
@@ -126,6 +128,30 @@ static void pack_unit(const struct ops_source *s, uint8_t form, uint32_t row, ui
     }
 }
 
+/* See cuda_fp4_halves. */
+static void pack_scaled(const struct ops_source *s, uint8_t *bytes)
+{
+    const size_t n_units = s->cols / 32;
+    uint8_t *scales = bytes + cuda_scales_offset(s->rows, s->cols, 32);
+    for (uint32_t r = 0; r < s->rows; r++) {
+        const size_t block = r / CUDA_BLOCK, lane = r % CUDA_BLOCK;
+        for (uint32_t group = 0; group < n_units; group++) {
+            const size_t chunk = block * n_units + group / 4 * 4;
+            uint32_t plain[4];
+            pack_unit(s, CUDA_FP4_SCALED, r, group * 32, 32, (uint8_t *)plain);
+            for (uint32_t t = 0; t < 4; t++) {
+                const uint32_t word = cuda_fp4_halves(plain[t]);
+                memcpy(bytes + ((chunk + t) * CUDA_BLOCK + lane) * CUDA_UNIT_BYTES + group % 4 * 4,
+                       &word, sizeof(word));
+            }
+            scales[(chunk * CUDA_BLOCK + lane * 4) + group % 4] =
+                ((const uint8_t *)s->scale)[ops_source_scale_i(s, r, group * 32)];
+        }
+    }
+    const size_t n_blocks = (s->rows + CUDA_BLOCK - 1) / CUDA_BLOCK;
+    memcpy(scales + n_blocks * n_units * CUDA_BLOCK, &s->global_scale, sizeof(float));
+}
+
 void cuda_matrix_pack(const struct ops_source *s, uint8_t form, void *dst)
 {
     uint8_t *bytes = dst;
@@ -137,8 +163,12 @@ void cuda_matrix_pack(const struct ops_source *s, uint8_t form, void *dst)
         return;
     }
     struct form f = form_of(form);
-    uint8_t ignored;
-    memset(bytes, 0, cuda_matrix_bytes(s, &ignored));
+    memset(bytes, 0,
+           cuda_packed_bytes(&(struct ops_matrix){.rows = s->rows, .cols = s->cols, .form = form}));
+    if (form == CUDA_FP4_SCALED) {
+        pack_scaled(s, bytes);
+        return;
+    }
     size_t n_units = (s->cols + f.unit - 1) / f.unit;
     size_t n_groups = f.group ? cuda_groups(s->cols, f.unit, f.group) : 0;
     size_t scales = cuda_scales_offset(s->rows, s->cols, f.unit);

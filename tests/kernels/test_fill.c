@@ -14,7 +14,7 @@
 #include "tests/kernels/random.h"
 #include "tests/kernels/small.h"
 
-enum { N_CASES = 300, N_FORMS = CUDA_TABLE_BF16 + 1 };
+enum { N_CASES = 300, N_FORMS = CUDA_FP4_SCALED + 1 };
 static uint64_t seed = 11;
 static int n_of_form[N_FORMS];
 
@@ -102,11 +102,11 @@ static void fill_here(const struct ops_source *s, uint8_t form, uint8_t *to)
 }
 
 static void fill_there(const struct ops *ops, struct ops_device *dev, const struct ops_source *s,
-                       size_t bytes, uint8_t *to)
+                       bool scaled, size_t bytes, uint8_t *to)
 {
     struct ops_matrix packed;
     struct error err;
-    if (ops->pack(dev, s, &packed)) {
+    if (scaled ? cuda_pack_scaled(dev, s, &packed) : ops->pack(dev, s, &packed)) {
         printf("no memory on the device\n");
         exit(1);
     }
@@ -124,13 +124,14 @@ static bool run_case(uint32_t i, const struct ops *ops, struct ops_device *dev)
     uint8_t form;
     s->data = m.data;
     s->scale = m.scale;
-    size_t bytes = cuda_matrix_bytes(s, &form);
+    const bool scaled = i % 2;
+    size_t bytes = cuda_matrix_bytes(s, scaled, &form);
     uint8_t *want = mem_alloc(bytes), *got = mem_alloc(bytes);
     cuda_matrix_pack(s, form, want);
     memset(got, 0xa5, bytes);
     s->data = s->scale = NULL;
     if (ops) {
-        fill_there(ops, dev, s, bytes, got);
+        fill_there(ops, dev, s, scaled, bytes, got);
     } else {
         fill_here(s, form, got);
     }
@@ -178,7 +179,8 @@ int main(int argc, char **argv)
     if (ops) {
         ops->close(dev);
     }
-    static const uint8_t forms[] = {CUDA_BF16, CUDA_FP8, CUDA_FP4_E8M0, CUDA_TABLE_BF16};
+    static const uint8_t forms[] = {CUDA_BF16, CUDA_FP8, CUDA_FP4_E8M0, CUDA_TABLE_BF16,
+                                    CUDA_FP4_SCALED};
     for (size_t i = 0; i < sizeof(forms); i++) {
         if (n_of_form[forms[i]] < 10) {
             printf("form %u came only %d times\n", forms[i], n_of_form[forms[i]]);
