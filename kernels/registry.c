@@ -96,6 +96,12 @@ static const struct registry_backend cpu_backend = {
              "matrices by the reference's products",                                               \
      .shared_bytes = 48 << 10, .serves = tuned_tensor_serves, .install = tuned_tensor_##operation_}
 
+#define CUDA_SCALED(operation_, layout_)                                                           \
+    {.operation = #operation_, .name = "scaled",                                                   \
+     .note = "FP8 and MXFP4 with FP8 inputs by block-scaled mma: sm_120a's, elsewhere an emulation " \
+             "for tests; the rest as tensor" layout_,                                              \
+     .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_serves, .install = tuned_scaled_##operation_}
+
 /* Bytes moved once, with the CPU's bits: no other kernel would do it better. */
 #define CUDA_PLAIN(operation_, note_) \
     {.operation = operation_, .name = "plain", .note = note_}
@@ -105,9 +111,9 @@ static const struct registry_variant cuda_variants[] = {
     {.operation = "mhc", .name = "split", .note = "a row's channels over many blocks, within two units of bfloat16",
      .shared_bytes = 48 << 10, .install = tuned_split_mhc},
     CUDA_REFERENCE("mhc"),
-    CUDA_TENSOR(project), CUDA_REFERENCE("project"),
+    CUDA_TENSOR(project), CUDA_SCALED(project, ""), CUDA_REFERENCE("project"),
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
-    CUDA_TENSOR(indexer), CUDA_REFERENCE("indexer"),
+    CUDA_TENSOR(indexer), CUDA_SCALED(indexer, ""), CUDA_REFERENCE("indexer"),
     {.operation = "topk", .name = "tensor", .note = "one launch, scores on tensor cores; the CPU's choice but for scores within 2^-18 of each other",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_topk_serves, .install = tuned_tensor_topk},
     {.operation = "topk", .name = "scaled", .note = "the same by block-scaled mma on e2m1 as pages have it: sm_120a's, elsewhere an emulation for tests",
@@ -116,11 +122,12 @@ static const struct registry_variant cuda_variants[] = {
     {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks, within 2^-19 of the terms' sizes",
      .shared_bytes = 48 << 10, .install = tuned_leaves_attend},
     CUDA_REFERENCE("attend"),
-    CUDA_TENSOR(oproj), CUDA_REFERENCE("oproj"),
+    CUDA_TENSOR(oproj), CUDA_SCALED(oproj, ""), CUDA_REFERENCE("oproj"),
     CUDA_TENSOR(route), CUDA_REFERENCE("route"),
     CUDA_TENSOR(experts),
     {.operation = "experts", .name = "stream", .note = "tensor's bits; up to 64 rows in two launches, weights streamed",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_stream_serves, .install = tuned_stream_experts},
+    CUDA_SCALED(experts, "; MXFP4 is packed by groups of four scales then"),
     CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
     {.operation = "comm", .name = "push", .note = "up to 64 rows in one launch from GPU to GPU, more as below; the CPU's bits",

@@ -34,6 +34,9 @@ template <> struct tensor_unit<CUDA_BF16> {
 template <> struct tensor_unit<CUDA_FP8> {
     enum { INPUTS = 16, GROUP = 128, BACK = 0x7b807b80, MOST = 134 }; /* 2^120 */
 };
+template <> struct tensor_unit<CUDA_FP4_SCALED> {
+    enum { INPUTS = 32, GROUP = 32, BACK = 0, MOST = 0 };
+};
 template <> struct tensor_unit<CUDA_FP4_E8M0> {
     enum { INPUTS = 32, GROUP = 32, BACK = 0x7e807e80, MOST = 128 }; /* 2^126 */
 };
@@ -94,7 +97,71 @@ FORMATS_FN uint32_t tensor_half_of(uint32_t form, uint32_t i)
 
 FORMATS_FN uint32_t tensor_inputs_of(uint32_t form)
 {
-    return form == CUDA_FP4_E8M0 ? 32 : (form == CUDA_FP8 ? 16 : 8);
+    return form == CUDA_FP4_E8M0 || form == CUDA_FP4_SCALED ? 32 : (form == CUDA_FP8 ? 16 : 8);
+}
+
+/* --- by block-scaled products (arch_mma_mx8): e4m3 inputs, of which a chunk's share a scale
+ *
+ * The weights stay as they are packed. A chunk is two mma of CUDA_FP8 and four of CUDA_FP4_SCALED,
+ * tensor_steps, summed in turn; else the order is the one above, and so are the products: what
+ * differs is the rounding of sums, once an mma or as the hardware does it. */
+
+template <int FORM> struct tensor_steps {
+    enum { N = FORM == CUDA_FP8 ? 2 : 4 };
+};
+
+/* Weights of step J, of one output: inputs that lane t has in both halves of k. */
+template <int FORM, int J>
+__device__ __forceinline__ void tensor_scaled_weights(const uint4 &unit, uint32_t *words)
+{
+    const uint32_t word[4] = {unit.x, unit.y, unit.z, unit.w};
+    if constexpr (FORM == CUDA_FP8) {
+        words[0] = word[2 * J];
+        words[1] = word[2 * J + 1];
+    } else {
+        words[0] = word[J] << 2 & 0x3c3c3c3cu;
+        words[1] = word[J] >> 2 & 0x3c3c3c3cu;
+    }
+}
+
+/* sums of outputs g, g + 8 (low) and g + 16, g + 24 (high) += step J of a chunk. unit: of outputs
+ * g + 8 i. scale: of output g + 8 t, in byte J if each step has its own, else in byte 0. inputs:
+ * e4m3 of the row g, in both halves of k; their scale is in byte 0. */
+template <int FORM, int J>
+__device__ __forceinline__ void tensor_scaled_step(const uint4 *unit, uint32_t scale,
+                                                   const uint32_t *inputs, uint32_t inputs_scale,
+                                                   float *low, float *high)
+{
+    enum { FORMAT = FORM == CUDA_FP8 ? ARCH_E4M3 : ARCH_E2M1, BYTE = FORM == CUDA_FP8 ? 0 : J };
+    uint32_t w[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        tensor_scaled_weights<FORM, J>(unit[i], w[i]);
+    }
+    const uint32_t a[2][4] = {{w[0][0], w[1][0], w[0][1], w[1][1]},
+                              {w[2][0], w[3][0], w[2][1], w[3][1]}};
+    arch_mma_mx8<FORMAT, BYTE, 0, 0, 0>(low, a[0], inputs, scale, inputs_scale);
+    arch_mma_mx8<FORMAT, BYTE, 1, 0, 0>(high, a[1], inputs, scale, inputs_scale);
+}
+
+/* All steps of a chunk; inputs: two words of each. */
+template <int FORM>
+__device__ __forceinline__ void tensor_scaled_chunk(const uint4 *unit, uint32_t scale,
+                                                    const uint32_t *inputs, uint32_t inputs_scale,
+                                                    float *low, float *high)
+{
+    tensor_scaled_step<FORM, 0>(unit, scale, inputs, inputs_scale, low, high);
+    tensor_scaled_step<FORM, 1>(unit, scale, inputs + 2, inputs_scale, low, high);
+    if constexpr (tensor_steps<FORM>::N > 2) {
+        tensor_scaled_step<FORM, 2>(unit, scale, inputs + 4, inputs_scale, low, high);
+        tensor_scaled_step<FORM, 3>(unit, scale, inputs + 6, inputs_scale, low, high);
+    }
+}
+
+/* Where in a chunk the first of the inputs lies that a lane has in step j: eight of them. */
+template <int FORM> __device__ __forceinline__ uint32_t tensor_scaled_input(uint32_t t, uint32_t j)
+{
+    return FORM == CUDA_FP8 ? t * 16 + j * 8 : j * 32 + t * 8;
 }
 
 /* G, by shape and form alone. */

@@ -99,6 +99,27 @@ void tuned_tensor_topk(struct ops *table)
     table->topk = cuda_topk_tensor;
 }
 
+void tuned_scaled_project(struct ops *table)
+{
+    table->project = cuda_project_scaled;
+}
+
+void tuned_scaled_indexer(struct ops *table)
+{
+    table->indexer = cuda_indexer_scaled;
+}
+
+void tuned_scaled_oproj(struct ops *table)
+{
+    table->oproj = cuda_oproj_scaled;
+}
+
+void tuned_scaled_experts(struct ops *table)
+{
+    table->experts = cuda_experts_scaled;
+    table->pack = cuda_pack_scaled;
+}
+
 void tuned_scaled_topk(struct ops *table)
 {
     table->topk = cuda_topk_scaled;

@@ -21,6 +21,12 @@ void tuned_stream_experts(struct ops *table);
 bool tuned_tensor_topk_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                               struct error *why);
 void tuned_tensor_topk(struct ops *table);
+void tuned_scaled_project(struct ops *table);
+void tuned_scaled_indexer(struct ops *table);
+void tuned_scaled_oproj(struct ops *table);
+/* MXFP4 matrices are packed as CUDA_FP4_SCALED then, those of other operations too: their variants
+ * read both. */
+void tuned_scaled_experts(struct ops *table);
 void tuned_scaled_topk(struct ops *table);
 bool tuned_push_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                        struct error *why);

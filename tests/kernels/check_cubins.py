@@ -22,7 +22,8 @@ ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "ten
                    "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
 # Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
-SCALED = {"topk_tensor.cu": {"topk_tensor_kernel": "OMMA.SF"}}
+SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.cu"]},
+          "topk_tensor.cu": {"topk_tensor_kernel": "OMMA.SF"}}
 
 
 def opcode_counts(cubin):

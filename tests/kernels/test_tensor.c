@@ -5,7 +5,10 @@
  * against the reference kernels of the same device, with the same demand on bits. Outputs are
  * poisoned.
  *
- * test_tensor cuda:N [small]. 77 without it.
+ * `scaled`: the products and experts by block-scaled products instead, on inputs that the quantiser
+ * made and weights in their form; without mhc_pre.
+ *
+ * test_tensor cuda:N [small|all [scaled]]. 77 without it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,6 +27,7 @@ static uint64_t seed = 5;
 static const struct ops *ops;
 static struct ops_device *dev;
 static int n_wrong;
+static bool scaled;
 
 static void must(enum status status, const struct error *err)
 {
@@ -98,7 +102,8 @@ static struct matrix make(enum ops_format format, uint32_t rows, uint32_t cols)
     }
     s->data = m.data;
     s->scale = m.scale;
-    must(ops->pack(dev, s, &m.packed), &(struct error){"no memory to pack"});
+    must(scaled ? cuda_pack_scaled(dev, s, &m.packed) : ops->pack(dev, s, &m.packed),
+         &(struct error){"no memory to pack"});
     return m;
 }
 
@@ -121,8 +126,9 @@ static void wrong(const char *what, uint32_t row, uint32_t i, double got, double
 static void call(const struct matrix *m, const float *x, uint32_t n, float *y)
 {
     dev->tensor = true;
+    dev->scaled = scaled;
     cuda_gemm(dev, &m->packed, x, m->source.cols, n, y, m->source.rows, false);
-    dev->tensor = false;
+    dev->tensor = dev->scaled = false;
 }
 
 static void check_product(enum ops_format format, uint32_t rows, uint32_t cols)
@@ -137,6 +143,10 @@ static void check_product(enum ops_format format, uint32_t rows, uint32_t cols)
           *some = mem_array((size_t)MOST_ROWS * rows, 4);
     double worst = 0;
     int before = n_wrong;
+    if (scaled) {
+        cuda_quant_rows(dev, there, MOST_ROWS, cols, there);
+        fetch(x, there, n * sizeof(float));
+    }
     call(&m, there, MOST_ROWS, y);
     fetch(all, y, (size_t)MOST_ROWS * rows * 4);
     uint32_t step = rows > 200 ? rows / 61 : 1;
@@ -267,6 +277,9 @@ static void check_mhc(void)
 
 static void check_experts(void)
 {
+    void (*tuned)(struct ops_device *, const struct ops_rows *, const struct ops_layer *,
+                  const float *, const uint32_t *, const float *, float *) =
+        scaled ? cuda_experts_scaled : cuda_experts_tensor;
     static struct ops_expert experts[N_EXPERTS + 1];
     for (int e = 0; e <= N_EXPERTS; e++) {
         enum ops_format format = e < N_EXPERTS ? OPS_MXFP4 : OPS_FP8_BLOCK;
@@ -296,16 +309,15 @@ static void check_experts(void)
     struct ops_rows rows = {.n_rows = MOST_ROWS};
     for (int i = 0; i < 2; i++) {
         got[i] = mem_array(Y, 4);
-        (i ? cuda_experts_tensor : cuda_experts)(dev, &rows, &layer, there, ids_there,
-                                                 weights_there, y);
+        (i ? tuned : cuda_experts)(dev, &rows, &layer, there, ids_there, weights_there, y);
         fetch(got[i], y, Y * sizeof(float));
     }
     /* An activation between the products may round to the next e4m3: 2^-4 of one of many. */
     compare("experts", got[1], got[0], HIDDEN, HIDDEN, 0.003, 0.003);
     rows.n_rows = 1;
     for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
-        cuda_experts_tensor(dev, &rows, &layer, there + (size_t)r * HIDDEN, ids_there + r * N_USED,
-                            weights_there + r * N_USED, y);
+        tuned(dev, &rows, &layer, there + (size_t)r * HIDDEN, ids_there + r * N_USED,
+              weights_there + r * N_USED, y);
         fetch(got[0], y, HIDDEN * sizeof(float));
         same_bits("experts alone", got[0], got[1] + (size_t)r * HIDDEN, HIDDEN);
     }
@@ -330,6 +342,7 @@ int main(int argc, char **argv)
         return 77;
     }
     bool small = argc > 2 && strcmp(argv[2], "small") == 0; /* for tools that slow it down */
+    scaled = argc > 3 && strcmp(argv[3], "scaled") == 0;
     ops = choice.ops;
     must(ops->open(&dims, &limits, &dev, &err), &err);
     static const struct {
@@ -341,14 +354,20 @@ int main(int argc, char **argv)
         {OPS_FP8_BLOCK, 1024, 4096}, {OPS_FP8_BLOCK, 512, 4096}, {OPS_FP8_BLOCK, 4096, 1024},
         {OPS_FP8_BLOCK, 100, 136},   {OPS_FP8_BLOCK, 31, 40},    {OPS_FP8_BLOCK, 4096, 8192},
         {OPS_MXFP4, 2048, 4096},     {OPS_MXFP4, 4096, 2048},    {OPS_MXFP4, 77, 96},
-        {OPS_MXFP4, 32, 32},         {OPS_MXFP4, 200, 1056},
+        {OPS_MXFP4, 32, 32},         {OPS_MXFP4, 200, 1056},     {OPS_MXFP4, 33, 128},
+        {OPS_MXFP4, 72, 1408},       {OPS_FP8_BLOCK, 72, 1472},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        if (scaled && shapes[i].format == OPS_BF16) {
+            continue;
+        }
         if (!small || shapes[i].rows * shapes[i].cols < 300000) {
             check_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
         }
     }
-    check_mhc();
+    if (!scaled) {
+        check_mhc();
+    }
     check_experts();
     ops->close(dev);
     printf("%d wrong\n", n_wrong);
