@@ -127,7 +127,7 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_TENSOR(experts),
     {.operation = "experts", .name = "stream", .note = "tensor's bits; up to 64 rows in two launches, weights streamed",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_stream_serves, .install = tuned_stream_experts},
-    CUDA_SCALED(experts, "; MXFP4 is packed by groups of four scales then"),
+    CUDA_SCALED(experts, "; up to 64 rows in two launches as stream; MXFP4 is packed by four scale groups then"),
     CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
     {.operation = "comm", .name = "push", .note = "up to 64 rows in one launch from GPU to GPU, more as below; the CPU's bits",

@@ -327,14 +327,19 @@ void cuda_oproj_scaled(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_indexer_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const float *qr,
                          float *ret_iq, float *ret_iw);
-void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
-                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
-                         const float *weights, float *ret_y);
+void cuda_experts_tensor_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                                const struct ops_layer *layer, const float *x,
+                                const uint32_t *experts, const float *weights, float *ret_y);
 
 /* --- experts_stream.cu: experts in two launches, up to 64 rows; what it doesn't serve goes to
  * cuda_experts_tensor, whose bits it gives. */
 bool cuda_stream_room(struct ops_device *dev);
 void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y);
+/* By block-scaled products, where inputs are quantised or weights bfloat16; else by
+ * cuda_experts_tensor_scaled, whose bits it gives. */
+void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
 

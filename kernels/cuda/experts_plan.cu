@@ -37,20 +37,8 @@ __device__ __forceinline__ void prepare(const stream_plan &p, uint32_t row, uint
         if (!p.has[is_shared]) {
             continue;
         }
-        float v[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            v[i] = x[i];
-        }
-        if (p.quant[is_shared]) {
-            stream_quantise<EACH>(v);
-        }
-        uint16_t *to = p.image[is_shared] + (size_t)row * p.hidden;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            to[stream_image_at(p.form[is_shared], group * GROUP + i * CUDA_WARP + cuda_lane())] =
-                bf16_encode(v[i]);
-        }
+        stream_put<EACH>(p.form[is_shared], p.quant[is_shared], p.scaled, group, cuda_lane(),
+                         CUDA_WARP, x, p.image[is_shared] + (size_t)row * p.hidden);
     }
     bool has_some = p.has[1];
     for (uint32_t k = 0; k < p.n_used; k++) {

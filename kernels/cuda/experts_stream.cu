@@ -22,6 +22,9 @@
  * So a row's bits don't depend on its batch, and a call of more rows than this file takes goes to
  * tensor.cu and gives the same. Bound: as there.
  *
+ * SCALED: the same with block-scaled products (tensor.cuh): images are e4m3 with their scales, put
+ * there by who quantised them, and bits those of tensor.cu's SCALED.
+ *
  * No deadlock: an item of stage 1 waits for all of stage 0 of its expert. Items are taken from one
  * counter, all of stage 0 before all of stage 1, and a warp does its items in the order in which it
  * took them. Of the items not done the lowest is next in some warp that runs (who takes runs), and
@@ -188,7 +191,7 @@ __device__ __forceinline__ void read_on(const stream &s, const weights &w, uint3
             arch_copy_16(to->units + i * CUDA_WARP + cuda_lane(),
                          r->units + i * 8 * CUDA_UNIT_BYTES);
         }
-        if (r->form == CUDA_FP4_E8M0) { /* a scale for each unit */
+        if (r->form == CUDA_FP4_E8M0 || r->form == CUDA_FP4_SCALED) { /* a scale for each unit */
             arch_copy_4(to->scales + cuda_lane(),
                         r->scales + (size_t)r->chunk * TENSOR_UNITS * CUDA_BLOCK);
         } else if (r->form == CUDA_FP8 && cuda_lane() < CUDA_BLOCK / 4) { /* for two chunks */
@@ -240,6 +243,40 @@ __device__ __forceinline__ void add_chunk(const slot &at, const uint32_t *code, 
                     arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], b.z, b.w);
                 }
             }
+        }
+    }
+}
+
+/* The same by block-scaled products; x: of images for these. */
+template <int FORM>
+__device__ __forceinline__ void add_scaled(const slot &at, const uint4 *x, int32_t second,
+                                           bool wide, float (*sums)[2][4])
+{
+    enum { STEPS = tensor_steps<FORM>::N };
+    const uint32_t out = cuda_lane() / 4 + cuda_lane() % 4 * 8;
+    const uint32_t scale =
+        FORM == CUDA_FP8 ? reinterpret_cast<const uint8_t *>(at.scales)[out] : at.scales[out];
+    uint4 unit[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unit[i] = at.units[i * CUDA_WARP + cuda_lane()];
+    }
+#pragma unroll
+    for (int nt = 0; nt < 2; nt++) {
+        if (nt == 0 || wide) {
+            const uint4 *row = x + (nt ? second : 0);
+            uint32_t words[2 * STEPS];
+#pragma unroll
+            for (int i = 0; i < STEPS / 2; i++) {
+                const uint4 two = row[i * TENSOR_UNITS];
+                words[4 * i] = two.x;
+                words[4 * i + 1] = two.y;
+                words[4 * i + 2] = two.z;
+                words[4 * i + 3] = two.w;
+            }
+            const uint32_t code = *reinterpret_cast<const uint8_t *>(
+                row + STEPS / 2 * TENSOR_UNITS - cuda_lane() % 4);
+            tensor_scaled_chunk<FORM>(unit, scale, words, code, sums[0][nt], sums[1][nt]);
         }
     }
 }
@@ -318,6 +355,7 @@ __device__ __forceinline__ float4 sum_of_parts(const float *from, uint32_t n, si
 }
 
 /* 128 activations of each of a tile's rows: for w2 to take. */
+template <bool SCALED>
 __device__ __forceinline__ void finish_group(const stream &s, const cuda_tile &tile,
                                              uint32_t is_shared, uint32_t group)
 {
@@ -334,14 +372,8 @@ __device__ __forceinline__ void finish_group(const stream &s, const cuda_tile &t
         for (int i = 0; i < 4; i++) {
             h[i] = bf16_round(cuda_gated(bf16_round(a[i]), bf16_round(b[i]), s.limit, weight));
         }
-        if (s.quant[is_shared]) {
-            stream_quantise<4>(h);
-        }
-        uint16_t *to = s.act + (size_t)lane * s.width;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            to[stream_image_at(form, k + i)] = bf16_encode(h[i]);
-        }
+        stream_put<4>(form, s.quant[is_shared], SCALED, group, 4 * cuda_lane(), 1, h,
+                      s.act + (size_t)lane * s.width);
     }
 }
 
@@ -365,6 +397,7 @@ __device__ __forceinline__ void finish_row(const stream &s, uint32_t row, uint32
 }
 
 /* This warp's item of stage 0 is stored. */
+template <bool SCALED>
 __device__ __forceinline__ void arrive_at_group(const stream &s, const item &now)
 {
     const uint32_t group = now.block / GROUP_BLOCKS, n_groups = s.width / GROUP;
@@ -380,7 +413,7 @@ __device__ __forceinline__ void arrive_at_group(const stream &s, const item &now
     }
     __threadfence();
     __syncwarp();
-    finish_group(s, s.tiles[now.tile], now.is_shared, group);
+    finish_group<SCALED>(s, s.tiles[now.tile], now.is_shared, group);
     __syncwarp();
     if (cuda_lane() == 0) {
         __threadfence();
@@ -412,13 +445,21 @@ __device__ __forceinline__ void arrive_at_rows(const stream &s, const item &now)
 
 /* --- the launch */
 
+/* How much of an image a chunk takes, in 16 bytes. */
+template <bool SCALED> __device__ __forceinline__ uint32_t chunk_of_image(uint32_t form)
+{
+    const uint32_t inputs = tensor_inputs_of(form);
+    return SCALED && form != CUDA_BF16 ? inputs / 4 + 1 : inputs / 2;
+}
+
 /* Rows g and g + 8 of the tile: their inputs from chunk `chunk` on, of this thread's units. Where
  * there are fewer, any row's: nobody stores their sums. */
+template <bool SCALED>
 __device__ __forceinline__ void find_inputs(const stream &s, const item &now, const cuda_tile &tile,
                                             uint32_t chunk, const uint4 **ret_x,
                                             int32_t *ret_second)
 {
-    const uint32_t inputs = tensor_inputs_of(s.of[now.stage][now.is_shared].form);
+    const uint32_t step = chunk_of_image<SCALED>(s.of[now.stage][now.is_shared].form);
     const uint4 *x[2];
 #pragma unroll
     for (uint32_t nt = 0; nt < 2; nt++) {
@@ -430,13 +471,14 @@ __device__ __forceinline__ void find_inputs(const stream &s, const item &now, co
             row = s.x[now.is_shared] +
                   (size_t)(now.is_shared ? lane - s.max_lanes : s.lane_row[lane]) * s.hidden;
         }
-        x[nt] = reinterpret_cast<const uint4 *>(row) + chunk * (inputs / 2) + cuda_lane() % 4;
+        x[nt] = reinterpret_cast<const uint4 *>(row) + chunk * step + cuda_lane() % 4;
     }
     *ret_x = x[0];
     *ret_second = (int32_t)(x[1] - x[0]);
 }
 
-__global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 2 : BLOCKS_A_SM)
+template <bool SCALED>
+__global__ void __launch_bounds__(THREADS, ARCH_SM120A || SCALED ? 2 : BLOCKS_A_SM)
     stream_kernel(const __grid_constant__ stream s, const __grid_constant__ cuda_weights w1,
                   const __grid_constant__ cuda_weights w3, const __grid_constant__ cuda_weights w2)
 {
@@ -471,7 +513,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 2 : BLOCKS_A_SM)
         }
         const uint4 *x;
         int32_t second;
-        find_inputs(s, now, tile, first_chunk(m, now.first_run), &x, &second);
+        find_inputs<SCALED>(s, now, tile, first_chunk(m, now.first_run), &x, &second);
         const bool wide = __any_sync(0xffffffffu, tile.n > 8);
         float sums[2][2][4];
         for (uint32_t run = now.first_run; run < now.first_run + m.runs_an_item; run++) {
@@ -484,21 +526,27 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 2 : BLOCKS_A_SM)
                 __syncwarp(); /* scales are there, and the slot before this one is free */
                 read_on(s, w, n_tiles, n_items, &r);
                 const slot &at = r.ring[used++ % DEPTH];
-                if (m.form == CUDA_FP4_E8M0) {
-                    add_any<CUDA_FP4_E8M0>(at, x, second, wide, sums);
+                if (m.form == CUDA_BF16) {
+                    add_any<CUDA_BF16>(at, x, second, wide, sums);
+                } else if constexpr (SCALED) {
+                    if (m.form == CUDA_FP8) {
+                        add_scaled<CUDA_FP8>(at, x, second, wide, sums);
+                    } else {
+                        add_scaled<CUDA_FP4_SCALED>(at, x, second, wide, sums);
+                    }
                 } else if (m.form == CUDA_FP8) {
                     add_any<CUDA_FP8>(at, x, second, wide, sums);
                 } else {
-                    add_any<CUDA_BF16>(at, x, second, wide, sums);
+                    add_any<CUDA_FP4_E8M0>(at, x, second, wide, sums);
                 }
-                x += tensor_inputs_of(m.form) / 2;
+                x += chunk_of_image<SCALED>(m.form);
             }
             store_part(s, now, run, sums);
         }
         if (now.stage) {
             arrive_at_rows(s, now);
         } else {
-            arrive_at_group(s, now);
+            arrive_at_group<SCALED>(s, now);
         }
     }
 }
@@ -543,13 +591,14 @@ shape shape_of(const struct ops_matrix *m, bool routed, uint32_t most_runs, uint
     return to;
 }
 
-bool is_served(const struct ops_expert *e)
+bool is_served(const struct ops_expert *e, bool scaled)
 {
     const struct ops_matrix *m[3] = {&e->w1, &e->w3, &e->w2};
+    const uint8_t fp4 = scaled ? CUDA_FP4_SCALED : CUDA_FP4_E8M0;
     bool ok = e->w1.form == e->w3.form && e->w1.quant_input == e->w3.quant_input;
     for (int i = 0; i < 3; i++) {
-        ok = ok &&
-             (m[i]->form == CUDA_BF16 || m[i]->form == CUDA_FP8 || m[i]->form == CUDA_FP4_E8M0);
+        ok = ok && (m[i]->form == CUDA_BF16 || ((m[i]->form == CUDA_FP8 || m[i]->form == fp4) &&
+                                                (!scaled || m[i]->quant_input)));
     }
     return ok;
 }
@@ -612,25 +661,28 @@ bool cuda_stream_room(struct ops_device *dev)
     return ok;
 }
 
-void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
-                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
-                         const float *weights, float *ret_y)
+namespace
+{
+
+/* False: not this one, nothing is done. */
+template <bool SCALED>
+bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
+         const float *x, const uint32_t *experts, const float *weights, float *ret_y)
 {
     const struct ops_dims *d = &dev->d;
     const struct cuda_stream *room = &dev->stream_room;
     const uint32_t n_own = d->expert_end - d->expert_first;
     const struct ops_expert *own = n_own ? layer->experts + d->expert_first : NULL;
     if (rows->n_rows == 0) {
-        return;
+        return true;
     }
-    if (rows->n_rows > STREAM_MOST_ROWS || !room->parts || (own && !is_served(own)) ||
-        (d->has_shared && !is_served(&layer->shared))) {
-        cuda_experts_tensor(dev, rows, layer, x, experts, weights, ret_y);
-        return;
+    if (rows->n_rows > STREAM_MOST_ROWS || !room->parts || (own && !is_served(own, SCALED)) ||
+        (d->has_shared && !is_served(&layer->shared, SCALED))) {
+        return false;
     }
     cuda_weights w1, w3, w2;
     if (!cuda_experts_gather(dev, own, n_own, &w1, &w3, &w2)) {
-        return;
+        return true; /* and the device failed */
     }
     const sizes n = sizes_of(dev, rows->n_rows);
     const bool has[2] = {n_own > 0, d->has_shared};
@@ -689,8 +741,30 @@ void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
     s.arrived = s.ready + n.max_tiles;
     s.done = s.arrived + (size_t)n.max_tiles * (d->expert_width / GROUP);
     s.y = ret_y;
+    p.scaled = SCALED;
     p.n_counters = (uint32_t)(s.done - s.next) + n.rows * (d->hidden / CUDA_BLOCK);
     cuda_experts_plan(dev, p);
-    stream_kernel<<<dev->n_sms * BLOCKS_A_SM, THREADS, 0, dev->stream>>>(s, w1, w3, w2);
+    stream_kernel<SCALED><<<dev->n_sms * BLOCKS_A_SM, THREADS, 0, dev->stream>>>(s, w1, w3, w2);
     cuda_launched(dev, "the experts");
+    return true;
+}
+
+} /* namespace */
+
+void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y)
+{
+    if (!run<false>(dev, rows, layer, x, experts, weights, ret_y)) {
+        cuda_experts_tensor(dev, rows, layer, x, experts, weights, ret_y);
+    }
+}
+
+void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y)
+{
+    if (!run<true>(dev, rows, layer, x, experts, weights, ret_y)) {
+        cuda_experts_tensor_scaled(dev, rows, layer, x, experts, weights, ret_y);
+    }
 }

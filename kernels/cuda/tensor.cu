@@ -569,9 +569,9 @@ void cuda_indexer_scaled(struct ops_device *dev, const struct ops_rows *rows,
     dev->scaled = false;
 }
 
-void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
-                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
-                         const float *weights, float *ret_y)
+void cuda_experts_tensor_scaled(struct ops_device *dev, const struct ops_rows *rows,
+                                const struct ops_layer *layer, const float *x,
+                                const uint32_t *experts, const float *weights, float *ret_y)
 {
     dev->scaled = true;
     cuda_experts_tensor(dev, rows, layer, x, experts, weights, ret_y);

@@ -8,7 +8,7 @@
  * `scaled`: the products and experts by block-scaled products instead, on inputs that the quantiser
  * made and weights in their form; without mhc_pre.
  *
- * test_tensor cuda:N [small|all [scaled]]. 77 without it.
+ * test_tensor cuda:N [tiny|small|all [scaled]]. tiny: small products alone. 77 without it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -279,7 +279,7 @@ static void check_experts(void)
 {
     void (*tuned)(struct ops_device *, const struct ops_rows *, const struct ops_layer *,
                   const float *, const uint32_t *, const float *, float *) =
-        scaled ? cuda_experts_scaled : cuda_experts_tensor;
+        scaled ? cuda_experts_tensor_scaled : cuda_experts_tensor;
     static struct ops_expert experts[N_EXPERTS + 1];
     for (int e = 0; e <= N_EXPERTS; e++) {
         enum ops_format format = e < N_EXPERTS ? OPS_MXFP4 : OPS_FP8_BLOCK;
@@ -341,7 +341,9 @@ int main(int argc, char **argv)
         printf("skipped: %s\n", err.text);
         return 77;
     }
-    bool small = argc > 2 && strcmp(argv[2], "small") == 0; /* for tools that slow it down */
+    const bool tiny = argc > 2 && strcmp(argv[2], "tiny") == 0;
+    const bool small = argc > 2 && strcmp(argv[2], "small") == 0; /* for tools that slow it down */
+    const uint32_t most = tiny ? 30000 : (small ? 300000 : UINT32_MAX);
     scaled = argc > 3 && strcmp(argv[3], "scaled") == 0;
     ops = choice.ops;
     must(ops->open(&dims, &limits, &dev, &err), &err);
@@ -355,20 +357,23 @@ int main(int argc, char **argv)
         {OPS_FP8_BLOCK, 100, 136},   {OPS_FP8_BLOCK, 31, 40},    {OPS_FP8_BLOCK, 4096, 8192},
         {OPS_MXFP4, 2048, 4096},     {OPS_MXFP4, 4096, 2048},    {OPS_MXFP4, 77, 96},
         {OPS_MXFP4, 32, 32},         {OPS_MXFP4, 200, 1056},     {OPS_MXFP4, 33, 128},
-        {OPS_MXFP4, 72, 1408},       {OPS_FP8_BLOCK, 72, 1472},
+        {OPS_MXFP4, 72, 1408},       {OPS_FP8_BLOCK, 72, 1472},  {OPS_MXFP4, 33, 768},
+        {OPS_FP8_BLOCK, 33, 832},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         if (scaled && shapes[i].format == OPS_BF16) {
             continue;
         }
-        if (!small || shapes[i].rows * shapes[i].cols < 300000) {
+        if (shapes[i].rows * shapes[i].cols < most) {
             check_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
         }
     }
-    if (!scaled) {
+    if (!scaled && !tiny) {
         check_mhc();
     }
-    check_experts();
+    if (!tiny) {
+        check_experts();
+    }
     ops->close(dev);
     printf("%d wrong\n", n_wrong);
     return n_wrong ? 1 : 0;
