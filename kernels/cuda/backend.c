@@ -397,7 +397,7 @@ static bool make_scratch(struct ops_device *dev)
     dev->tiles = cuda_room(dev, n_tiles, sizeof(struct cuda_tile) / sizeof(uint32_t), &ok);
     dev->tile_count = cuda_room(dev, 2, 1, &ok);
     return ok && cuda_tensor_room(dev) && cuda_stream_room(dev) && cuda_mhc_split_room(dev) &&
-           cuda_attention_room(dev);
+           cuda_attention_room(dev) && (!dev->tiles_wanted || cuda_tiles_room(dev));
 }
 
 static enum status fits(const struct ops_dims *d, struct error *err)
@@ -421,8 +421,8 @@ static enum status fits(const struct ops_dims *d, struct error *err)
     return cuda_attention_check(d, err);
 }
 
-static enum status cuda_open(const struct ops_dims *dims, const struct ops_limits *limits,
-                             struct ops_device **ret_device, struct error *err)
+static enum status open_device(const struct ops_dims *dims, const struct ops_limits *limits,
+                               bool tiles, struct ops_device **ret_device, struct error *err)
 {
     enum status status = fits(dims, err);
     if (!status && !limits->only_plan) {
@@ -434,6 +434,7 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
     struct ops_device *dev = mem_zalloc(sizeof(*dev));
     dev->d = *dims;
     dev->limits = *limits;
+    dev->tiles_wanted = tiles;
     dev->limits.n_seqs = limits->n_seqs ? limits->n_seqs : limits->n_rows;
     dev->max_entries = limits->n_tokens / OPS_SPARSE_RATIO + 1;
     uint32_t n_heavy = limits->heavy_ratio ? limits->n_tokens / limits->heavy_ratio + 1 : 0;
@@ -476,6 +477,18 @@ static enum status cuda_open(const struct ops_dims *dims, const struct ops_limit
     }
     *ret_device = dev;
     return STATUS_OK;
+}
+
+static enum status cuda_open(const struct ops_dims *dims, const struct ops_limits *limits,
+                             struct ops_device **ret_device, struct error *err)
+{
+    return open_device(dims, limits, false, ret_device, err);
+}
+
+enum status cuda_open_tiles(const struct ops_dims *dims, const struct ops_limits *limits,
+                            struct ops_device **ret_device, struct error *err)
+{
+    return open_device(dims, limits, true, ret_device, err);
 }
 
 /* dev->rows for a call of such numbers; returns where the page numbers begin. */

@@ -27,12 +27,13 @@ extern "C" {
 #endif
 
 enum {
-    CUDA_MAX_EXPERTS = 512, /* of one device */
-    CUDA_MAX_CHOICES = 32,  /* experts of one row */
-    CUDA_MAX_ROPE = 1024,   /* rotated channels */
-    CUDA_TILE_ROWS = 8,     /* rows that a product takes at once */
-    CUDA_BLOCK = 32,        /* outputs packed side by side: a lane each */
-    CUDA_SLICE = 128,       /* inputs summed before they join the total */
+    CUDA_MAX_EXPERTS = 512,   /* of one device */
+    CUDA_MAX_CHOICES = 32,    /* experts of one row */
+    CUDA_MAX_ROPE = 1024,     /* rotated channels */
+    CUDA_TILE_ROWS = 8,       /* rows that a product takes at once, ... */
+    CUDA_LONG_TILE_ROWS = 64, /* ... and of a long call: as many, or more */
+    CUDA_BLOCK = 32,          /* outputs packed side by side: a lane each */
+    CUDA_SLICE = 128,         /* inputs summed before they join the total */
     CUDA_MAX_GRID_Y = 65535,
     CUDA_UNIT_BYTES = 16 /* one load: consecutive inputs of one output */
 };
@@ -146,7 +147,10 @@ struct ops_device {
     bool leaves;            /* attend by leaves */
     float *partial;         /* of tensor.cu */
     uint32_t *arrived;      /* zeroes between launches */
-    float *mhc_parts;       /* mhc_split.cu */
+    bool tiles_wanted;      /* long calls by tiles.cu, ... */
+    void *image;            /* ... which needs room for inputs; NULL: it serves nothing */
+    size_t image_bytes;
+    float *mhc_parts; /* mhc_split.cu */
     /* experts.cu: a lane is a row at an expert */
     float *lane_a, *lane_b, *lane_y;
     float *lane_weight;
@@ -270,9 +274,14 @@ struct cuda_weights {
 /* Of n_own experts; false, and the device failed, when they differ in kind (experts.cu). */
 bool cuda_experts_gather(struct ops_device *dev, const struct ops_expert *experts, uint32_t n_own,
                          struct cuda_weights *w1, struct cuda_weights *w3, struct cuda_weights *w2);
+struct cuda_lanes {
+    const uint32_t *x_row;
+    uint32_t n_x, max_tiles; /* rows of x; tiles that there can be, ... */
+    bool is_long;            /* ... of CUDA_LONG_TILE_ROWS, for tiles.cu */
+};
 void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
                        const struct cuda_weights *matrices, const float *x, size_t x_stride,
-                       const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);
+                       const struct cuda_lanes *lanes, float *y, size_t y_stride);
 /* Rows of n channels through the FP8 quantiser, groups of 128, into y (which may be x). */
 void cuda_quant_rows(struct ops_device *dev, const float *x, uint32_t n_rows, size_t n, float *y);
 /* x, or its quantised copy in dev->quant where `matrix` wants that. */
@@ -289,6 +298,7 @@ static inline bool cuda_wants_quant(const struct ops_device *dev, const struct o
  * products' sizes, for up to 8,192 inputs; of experts, between whose products activations are
  * rounded to e4m3, 0.003 of each value and of the row's largest. */
 bool cuda_tensor_room(struct ops_device *dev);
+bool cuda_tensor_serves(const struct ops_matrix *matrix);
 bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                       size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
                       size_t y_stride, bool round);
@@ -330,6 +340,18 @@ void cuda_indexer_scaled(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_experts_tensor_scaled(struct ops_device *dev, const struct ops_rows *rows,
                                 const struct ops_layer *layer, const float *x,
                                 const uint32_t *experts, const float *weights, float *ret_y);
+
+/* --- tiles.cu: the same products of long calls, with the same bits; matrices that tensor.cu
+ * serves. False, and nothing is done: the call is short, or the device was opened without. */
+bool cuda_tiles_room(struct ops_device *dev);
+bool cuda_tiles_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
+                     size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
+                     size_t y_stride, bool round);
+void cuda_tiles_experts(struct ops_device *dev, const struct ops_matrix *shape,
+                        const struct cuda_weights *weights, const float *x, size_t x_stride,
+                        const struct cuda_lanes *lanes, float *y, size_t y_stride);
+enum status cuda_open_tiles(const struct ops_dims *dims, const struct ops_limits *limits,
+                            struct ops_device **ret_device, struct error *err);
 
 /* --- experts_stream.cu: experts in two launches, up to 64 rows; what it doesn't serve goes to
  * cuda_experts_tensor, whose bits it gives. */

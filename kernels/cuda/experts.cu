@@ -54,20 +54,21 @@ __device__ __forceinline__ uint32_t warp_total(uint32_t x)
 /* tile_count[0]: how many tiles; [1]: how many lanes. */
 __global__ void __launch_bounds__(CUDA_WARP)
     place_kernel(choices c, const float *weights, const uint32_t *expert_lanes, uint32_t *lane_row,
-                 float *lane_weight, uint32_t *lane_of, cuda_tile *tiles, uint32_t *tile_count)
+                 float *lane_weight, uint32_t *lane_of, uint32_t tile_rows, cuda_tile *tiles,
+                 uint32_t *tile_count)
 {
     uint32_t lane = 0, tile = 0;
     for (uint32_t e = cuda_lane(); e < blockIdx.x; e += CUDA_WARP) {
         lane += expert_lanes[e];
-        tile += (expert_lanes[e] + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS;
+        tile += (expert_lanes[e] + tile_rows - 1) / tile_rows;
     }
     lane = warp_total(lane);
     tile = warp_total(tile);
     const uint32_t n = expert_lanes[blockIdx.x];
-    const uint32_t n_tiles = (n + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS;
+    const uint32_t n_tiles = (n + tile_rows - 1) / tile_rows;
     for (uint32_t t = cuda_lane(); t < n_tiles; t += CUDA_WARP) {
-        uint32_t at = t * CUDA_TILE_ROWS, left = n - at;
-        tiles[tile + t] = {blockIdx.x, lane + at, left < CUDA_TILE_ROWS ? left : CUDA_TILE_ROWS};
+        uint32_t at = t * tile_rows, left = n - at;
+        tiles[tile + t] = {blockIdx.x, lane + at, left < tile_rows ? left : tile_rows};
     }
     if (blockIdx.x == gridDim.x - 1 && cuda_lane() == 0) {
         tile_count[0] = tile + n_tiles;
@@ -171,26 +172,30 @@ void run_routed(struct ops_device *dev, const choices &c, const struct ops_layer
     if (!cuda_experts_gather(dev, own, n_own, &w1, &w3, &w2)) {
         return;
     }
+    const bool is_long = dev->tensor && !dev->scaled && dev->image &&
+                         c.n_rows >= CUDA_LONG_TILE_ROWS && cuda_tensor_serves(&own->w1) &&
+                         cuda_tensor_serves(&own->w2);
+    const uint32_t tile_rows = is_long ? CUDA_LONG_TILE_ROWS : CUDA_TILE_ROWS;
     count_kernel<<<n_own, CUDA_WARP, 0, dev->stream>>>(c, dev->expert_lanes);
     cuda_launched(dev, "experts");
     place_kernel<<<n_own, CUDA_WARP, 0, dev->stream>>>(c, weights, dev->expert_lanes, dev->lane_row,
-                                                       dev->lane_weight, dev->lane_of, dev->tiles,
-                                                       dev->tile_count);
+                                                       dev->lane_weight, dev->lane_of, tile_rows,
+                                                       dev->tiles, dev->tile_count);
     cuda_launched(dev, "experts");
-    uint32_t max_tiles = max_lanes / CUDA_TILE_ROWS + n_own;
+    uint32_t max_tiles = max_lanes / tile_rows + n_own;
     max_tiles = max_tiles < max_lanes ? max_tiles : max_lanes;
     if (max_tiles > CUDA_MAX_GRID_Y) {
         cuda_failed(dev, STATUS_INVALID, "a call of %u rows is too long for the experts", c.n_rows);
         return;
     }
     const float *inputs = cuda_inputs(dev, &own->w1, x, c.n_rows, d->hidden);
-    cuda_gemm_experts(dev, &own->w1, &w1, inputs, d->hidden, dev->lane_row, max_tiles, dev->lane_a,
-                      d->expert_width);
-    cuda_gemm_experts(dev, &own->w3, &w3, inputs, d->hidden, dev->lane_row, max_tiles, dev->lane_b,
-                      d->expert_width);
+    const struct cuda_lanes lanes = {dev->lane_row, c.n_rows, max_tiles, is_long};
+    const struct cuda_lanes between = {NULL, max_lanes, max_tiles, is_long};
+    cuda_gemm_experts(dev, &own->w1, &w1, inputs, d->hidden, &lanes, dev->lane_a, d->expert_width);
+    cuda_gemm_experts(dev, &own->w3, &w3, inputs, d->hidden, &lanes, dev->lane_b, d->expert_width);
     gate(dev, max_lanes, true, &own->w2, dev->lane_a, dev->lane_b);
-    cuda_gemm_experts(dev, &own->w2, &w2, dev->lane_a, d->expert_width, NULL, max_tiles,
-                      dev->lane_y, d->hidden);
+    cuda_gemm_experts(dev, &own->w2, &w2, dev->lane_a, d->expert_width, &between, dev->lane_y,
+                      d->hidden);
 }
 
 } /* namespace */

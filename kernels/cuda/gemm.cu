@@ -328,15 +328,20 @@ void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const fl
 
 void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
                        const struct cuda_weights *matrices, const float *x, size_t x_stride,
-                       const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride)
+                       const struct cuda_lanes *lanes, float *y, size_t y_stride)
 {
-    if (dev->tensor &&
-        cuda_tensor_experts(dev, shape, matrices, x, x_stride, x_row, max_tiles, y, y_stride)) {
+    const uint32_t *x_row = lanes->x_row;
+    if (lanes->is_long) {
+        cuda_tiles_experts(dev, shape, matrices, x, x_stride, lanes, y, y_stride);
+        return;
+    }
+    if (dev->tensor && cuda_tensor_experts(dev, shape, matrices, x, x_stride, x_row,
+                                           lanes->max_tiles, y, y_stride)) {
         return;
     }
     const packed m = {NULL, shape->rows, shape->cols};
     const rows_of rows = {x, x_stride, x_row, y, y_stride, 0, 0, !dev->d.exact};
-    const dim3 grid(blocks_of(m.rows), max_tiles);
+    const dim3 grid(blocks_of(m.rows), lanes->max_tiles);
     switch (shape->form) {
     case CUDA_F32:
         expert_product_kernel<CUDA_F32>

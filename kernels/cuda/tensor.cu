@@ -43,28 +43,6 @@ struct product {
     uint32_t *arrived;
 };
 
-/* The same places of a row. */
-template <int FORM>
-__device__ __forceinline__ void inputs_of(const float4 &a, const float4 &b, uint32_t *words)
-{
-    if constexpr (FORM == CUDA_BF16) {
-        words[0] = arch_pair_bf16(a.x, a.y);
-        words[1] = arch_pair_bf16(a.z, a.w);
-        words[2] = arch_pair_bf16(b.x, b.y);
-        words[3] = arch_pair_bf16(b.z, b.w);
-    } else if constexpr (FORM == CUDA_FP8) {
-        words[0] = arch_pair_bf16(a.x, a.z);
-        words[1] = arch_pair_bf16(a.y, a.w);
-        words[2] = arch_pair_bf16(b.x, b.z);
-        words[3] = arch_pair_bf16(b.y, b.w);
-    } else {
-        words[0] = arch_pair_bf16(a.x, b.x);
-        words[1] = arch_pair_bf16(a.y, b.y);
-        words[2] = arch_pair_bf16(a.z, b.z);
-        words[3] = arch_pair_bf16(a.w, b.w);
-    }
-}
-
 /* What a thread reads of a chunk. SCALED: one word of scales, of output g + 8 t. */
 struct loaded {
     uint4 unit[4];
@@ -125,7 +103,7 @@ __device__ __forceinline__ void add_chunk(const product &p, const loaded &now, u
                 b = *reinterpret_cast<const float4 *>(x[nt] + k + 4);
             }
             uint32_t v[4];
-            inputs_of<FORM>(a, b, v);
+            tensor_inputs<FORM>(a, b, v);
 #pragma unroll
             for (int mt = 0; mt < 2; mt++) {
                 const uint32_t *low = w[2 * mt], *high = w[2 * mt + 1];
@@ -364,9 +342,8 @@ bool is_scaled(const struct ops_device *dev, const struct ops_matrix *m)
 bool is_served(const struct ops_device *dev, const struct ops_matrix *m, const float *x,
                size_t x_stride)
 {
-    return (m->form == CUDA_BF16 || m->form == CUDA_FP8 || m->form == CUDA_FP4_E8M0 ||
-            is_scaled(dev, m)) &&
-           m->cols % 8 == 0 && x_stride % 4 == 0 && (uintptr_t)x % 16 == 0;
+    return (cuda_tensor_serves(m) || (is_scaled(dev, m) && m->cols % 8 == 0)) &&
+           x_stride % 4 == 0 && (uintptr_t)x % 16 == 0;
 }
 
 template <int FORM, bool SCALED> void launch_dense(struct ops_device *dev, product p)
@@ -394,6 +371,12 @@ void launch_experts(struct ops_device *dev, const product &p, const struct cuda_
 
 } /* namespace */
 
+bool cuda_tensor_serves(const struct ops_matrix *m)
+{
+    return (m->form == CUDA_BF16 || m->form == CUDA_FP8 || m->form == CUDA_FP4_E8M0) &&
+           m->cols % 8 == 0;
+}
+
 bool cuda_tensor_room(struct ops_device *dev)
 {
     bool ok = true;
@@ -409,6 +392,10 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const 
 {
     if (!is_served(dev, m, x, x_stride) || (n_rows + TILE_ROWS - 1) / TILE_ROWS > CUDA_MAX_GRID_Y) {
         return false;
+    }
+    if (!is_scaled(dev, m) &&
+        cuda_tiles_gemm(dev, m, x, x_stride, x_row, n_rows, y, y_stride, round)) {
+        return true;
     }
     const product p = {static_cast<const uint8_t *>(m->data),
                        m->rows,

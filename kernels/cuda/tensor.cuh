@@ -87,6 +87,29 @@ __device__ __forceinline__ void tensor_weights(const uint4 &unit, uint32_t step,
     }
 }
 
+/* The same places of a row: eight inputs of it, words[0 .. 1] of the first mma and [2 .. 3] of the
+ * second. */
+template <int FORM>
+__device__ __forceinline__ void tensor_inputs(const float4 &a, const float4 &b, uint32_t *words)
+{
+    if constexpr (FORM == CUDA_BF16) {
+        words[0] = arch_pair_bf16(a.x, a.y);
+        words[1] = arch_pair_bf16(a.z, a.w);
+        words[2] = arch_pair_bf16(b.x, b.y);
+        words[3] = arch_pair_bf16(b.z, b.w);
+    } else if constexpr (FORM == CUDA_FP8) {
+        words[0] = arch_pair_bf16(a.x, a.z);
+        words[1] = arch_pair_bf16(a.y, a.w);
+        words[2] = arch_pair_bf16(b.x, b.z);
+        words[3] = arch_pair_bf16(b.y, b.w);
+    } else {
+        words[0] = arch_pair_bf16(a.x, b.x);
+        words[1] = arch_pair_bf16(a.y, b.y);
+        words[2] = arch_pair_bf16(a.z, b.z);
+        words[3] = arch_pair_bf16(a.w, b.w);
+    }
+}
+
 /* Where among the eight halves of such words input i of an eight lies. */
 FORMATS_FN uint32_t tensor_half_of(uint32_t form, uint32_t i)
 {

@@ -134,6 +134,11 @@ bool tuned_push_serves(const struct ops_dims *d, const struct ops_limits *limits
     return true;
 }
 
+void tuned_tiles_products(struct ops *table)
+{
+    table->open = cuda_open_tiles;
+}
+
 void tuned_push_comm(struct ops *table)
 {
     table->join = cuda_join_push;

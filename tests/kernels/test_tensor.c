@@ -2,13 +2,14 @@
  *
  * Products: every form and shapes on and off the kernels' edges, against a sum in double of the
  * same elements; each row's bits in calls of 1 to 40 rows, whatever its place. Experts and mhc_pre:
- * against the reference kernels of the same device, with the same demand on bits. Outputs are
- * poisoned.
+ * against the reference kernels of the same device, with the same demand on bits. Long calls by
+ * products=tiles: the bits of the same call without. Outputs are poisoned.
  *
  * `scaled`: the products and experts by block-scaled products instead, on inputs that the quantiser
  * made and weights in their form; without mhc_pre.
  *
- * test_tensor cuda:N [tiny|small|all [scaled]]. tiny: small products alone. 77 without it.
+ * test_tensor cuda:N [tiny|small|long|all [scaled]]. tiny: small products alone; long: long calls
+ * of small ones. 77 without it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@
 #include "tests/kernels/random.h"
 #include "tests/kernels/small.h"
 
-enum { MOST_ROWS = 40, HIDDEN = 4096, N_EXPERTS = 9, N_USED = 3, WIDTH = 256 };
+enum { MOST_ROWS = 40, HIDDEN = 4096, N_EXPERTS = 9, N_USED = 3, WIDTH = 256, LONG_ROWS = 200 };
 static uint64_t seed = 5;
 static const struct ops *ops;
 static struct ops_device *dev;
@@ -275,22 +276,27 @@ static void check_mhc(void)
     mem_free(f);
 }
 
+static void make_experts(struct ops_expert *ret_experts)
+{
+    for (int e = 0; e <= N_EXPERTS; e++) {
+        enum ops_format format = e < N_EXPERTS ? OPS_MXFP4 : OPS_FP8_BLOCK;
+        struct matrix m[3] = {make(format, WIDTH, HIDDEN), make(format, WIDTH, HIDDEN),
+                              make(format, HIDDEN, WIDTH)};
+        ret_experts[e] = (struct ops_expert){m[0].packed, m[1].packed, m[2].packed};
+        for (int k = 0; k < 3; k++) {
+            (&ret_experts[e].w1)[k].quant_input = true;
+            drop(&m[k]);
+        }
+    }
+}
+
 static void check_experts(void)
 {
     void (*tuned)(struct ops_device *, const struct ops_rows *, const struct ops_layer *,
                   const float *, const uint32_t *, const float *, float *) =
         scaled ? cuda_experts_tensor_scaled : cuda_experts_tensor;
     static struct ops_expert experts[N_EXPERTS + 1];
-    for (int e = 0; e <= N_EXPERTS; e++) {
-        enum ops_format format = e < N_EXPERTS ? OPS_MXFP4 : OPS_FP8_BLOCK;
-        struct matrix m[3] = {make(format, WIDTH, HIDDEN), make(format, WIDTH, HIDDEN),
-                              make(format, HIDDEN, WIDTH)};
-        experts[e] = (struct ops_expert){m[0].packed, m[1].packed, m[2].packed};
-        for (int k = 0; k < 3; k++) {
-            (&experts[e].w1)[k].quant_input = true;
-            drop(&m[k]);
-        }
-    }
+    make_experts(experts);
     struct ops_layer layer = {.experts = experts, .shared = experts[N_EXPERTS]};
     enum { Y = MOST_ROWS * HIDDEN };
     float *x = random_floats(&seed, Y, 1e-3f), *there = upload_halves(x, Y);
@@ -326,6 +332,91 @@ static void check_experts(void)
     mem_free(x);
 }
 
+/* --- long calls: the same bits with tiles.cu and without */
+
+static void *image; /* the device's room for it, which it does without while that is NULL */
+
+static void long_call(const struct matrix *m, const float *x, const uint32_t *x_row, uint32_t n,
+                      bool tiles, float *y)
+{
+    dev->tensor = true;
+    dev->image = tiles ? image : NULL;
+    cuda_gemm_some(dev, &m->packed, x, m->source.cols, x_row, n, y, m->source.rows, false);
+    dev->image = NULL;
+    dev->tensor = false;
+}
+
+static void check_long_product(enum ops_format format, uint32_t rows, uint32_t cols)
+{
+    static const uint32_t counts[] = {64, 65, 127, LONG_ROWS};
+    struct matrix m = make(format, rows, cols);
+    size_t n_x = (size_t)LONG_ROWS * cols, n_y = (size_t)(LONG_ROWS + 1) * rows;
+    float *x = random_floats(&seed, n_x, 1.0f), *there = upload_halves(x, n_x);
+    float *want = mem_array(n_y, 4), *got = mem_array(n_y, 4);
+    uint32_t picked[LONG_ROWS];
+    int before = n_wrong;
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        uint32_t n = counts[i];
+        for (uint32_t r = 0; r < n; r++) {
+            picked[r] = below(&seed, LONG_ROWS);
+        }
+        const uint32_t *x_row = i % 2 ? need(ops->upload(dev, picked, n * 4)) : NULL;
+        float *y = poisoned_there(n_y), *z = poisoned_there(n_y);
+        long_call(&m, there, x_row, n, false, y);
+        long_call(&m, there, x_row, n, true, z);
+        fetch(want, y, n_y * 4);
+        fetch(got, z, n_y * 4);
+        for (size_t k = 0; k < n_y; k++) { /* what lies behind the rows stays as it was */
+            if (f32_bits(got[k]) != f32_bits(want[k])) {
+                wrong("long", (uint32_t)(k / rows), (uint32_t)(k % rows), (double)got[k],
+                      (double)want[k], 0);
+            }
+        }
+    }
+    printf("long calls, product %u of %u x %u: %d wrong\n", format, rows, cols, n_wrong - before);
+    mem_free(x);
+    mem_free(want);
+    mem_free(got);
+    drop(&m);
+}
+
+/* Experts of no rows, of a few, of more than a tile. */
+static void check_long_experts(void)
+{
+    static struct ops_expert experts[N_EXPERTS + 1];
+    make_experts(experts);
+    struct ops_layer layer = {.experts = experts, .shared = experts[N_EXPERTS]};
+    enum { Y = LONG_ROWS * HIDDEN };
+    float *x = random_floats(&seed, Y, 1e-3f), *there = upload_halves(x, Y);
+    static uint32_t ids[LONG_ROWS * N_USED];
+    static float weights[LONG_ROWS * N_USED];
+    for (uint32_t r = 0; r < LONG_ROWS; r++) {
+        const uint32_t of_row[N_USED] = {1, r < 30 ? 3 : 4, r % 2 ? 5 : 7 + r % 3 / 2};
+        for (uint32_t k = 0; k < N_USED; k++) {
+            ids[r * N_USED + k] = of_row[(k + r) % N_USED];
+            weights[r * N_USED + k] = 0.2f + 0.1f * (float)k;
+        }
+    }
+    uint32_t *ids_there = need(ops->upload(dev, ids, sizeof(ids)));
+    float *weights_there = need(ops->upload(dev, weights, sizeof(weights)));
+    float *got[2];
+    int before = n_wrong;
+    struct ops_rows rows = {.n_rows = LONG_ROWS};
+    for (int i = 0; i < 2; i++) {
+        float *y = poisoned_there(Y);
+        got[i] = mem_array(Y, 4);
+        dev->image = i ? image : NULL;
+        cuda_experts_tensor(dev, &rows, &layer, there, ids_there, weights_there, y);
+        dev->image = NULL;
+        fetch(got[i], y, Y * sizeof(float));
+    }
+    same_bits("experts of a long call", got[1], got[0], Y);
+    printf("experts of a long call: %d wrong\n", n_wrong - before);
+    mem_free(got[0]);
+    mem_free(got[1]);
+    mem_free(x);
+}
+
 int main(int argc, char **argv)
 {
     struct registry_choice choice;
@@ -335,7 +426,7 @@ int main(int argc, char **argv)
     dims.n_experts_used = N_USED;
     dims.expert_width = WIDTH;
     dims.has_shared = true;
-    const struct ops_limits limits = {.n_rows = MOST_ROWS, .n_tokens = 16};
+    const struct ops_limits limits = {.n_rows = LONG_ROWS, .n_tokens = 16};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
         printf("skipped: %s\n", err.text);
@@ -343,10 +434,15 @@ int main(int argc, char **argv)
     }
     const bool tiny = argc > 2 && strcmp(argv[2], "tiny") == 0;
     const bool small = argc > 2 && strcmp(argv[2], "small") == 0; /* for tools that slow it down */
-    const uint32_t most = tiny ? 30000 : (small ? 300000 : UINT32_MAX);
+    const bool is_long = argc > 2 && strcmp(argv[2], "long") == 0;
+    const uint32_t most = tiny ? 30000 : is_long ? 90000 : (small ? 300000 : UINT32_MAX);
     scaled = argc > 3 && strcmp(argv[3], "scaled") == 0;
     ops = choice.ops;
-    must(ops->open(&dims, &limits, &dev, &err), &err);
+    dims.o_groups = 1; /* room for the widest inputs below */
+    dims.o_lora = 8192;
+    must(cuda_open_tiles(&dims, &limits, &dev, &err), &err);
+    image = dev->image;
+    dev->image = NULL;
     static const struct {
         enum ops_format format;
         uint32_t rows, cols;
@@ -358,22 +454,28 @@ int main(int argc, char **argv)
         {OPS_MXFP4, 2048, 4096},     {OPS_MXFP4, 4096, 2048},    {OPS_MXFP4, 77, 96},
         {OPS_MXFP4, 32, 32},         {OPS_MXFP4, 200, 1056},     {OPS_MXFP4, 33, 128},
         {OPS_MXFP4, 72, 1408},       {OPS_FP8_BLOCK, 72, 1472},  {OPS_MXFP4, 33, 768},
-        {OPS_FP8_BLOCK, 33, 832},
+        {OPS_FP8_BLOCK, 33, 832},    {OPS_MXFP4, 256, 4096},     {OPS_MXFP4, 4096, 256},
+        {OPS_FP8_BLOCK, 256, 4096},  {OPS_FP8_BLOCK, 4096, 256}, {OPS_FP8_BLOCK, 40, 2048},
     };
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        if (scaled && shapes[i].format == OPS_BF16) {
+        if ((scaled && shapes[i].format == OPS_BF16) || shapes[i].rows * shapes[i].cols >= most) {
             continue;
         }
-        if (shapes[i].rows * shapes[i].cols < most) {
+        if (!is_long) {
             check_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
         }
+        if (!scaled && !tiny) {
+            check_long_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
+        }
     }
-    if (!scaled && !tiny) {
-        check_mhc();
-    }
-    if (!tiny) {
+    if (!tiny && !is_long) {
         check_experts();
     }
+    if (!tiny && !is_long && !scaled) {
+        check_mhc();
+        check_long_experts();
+    }
+    dev->image = image;
     ops->close(dev);
     printf("%d wrong\n", n_wrong);
     return n_wrong ? 1 : 0;
