@@ -91,26 +91,30 @@ static void sum_ranks(struct forward *f, const struct ops_rows *rows)
     }
 }
 
-/* Streams to a sublayer's input ... */
-static void enter_sublayer(struct forward *f, uint32_t layer_i, bool is_attention,
-                           const struct ops_rows *rows)
+/* A sublayer's output into the streams, unless there was none before, and the streams to the input
+ * of the next: layer_i's attention or mixture. Layer n_layers: there is none. */
+static void turn_sublayer(struct forward *f, bool is_first, uint32_t layer_i, bool is_attention,
+                          const struct ops_rows *rows)
 {
-    for (uint32_t k = 0; k < forward_n_memories(f); k++) {
-        struct forward_rank *rank = turn(f, k);
-        const struct ops_layer *layer = &rank->layers[layer_i];
-        f->ops->mhc_pre(rank->device, rows, is_attention ? &layer->hc_attn : &layer->hc_ffn,
-                        is_attention ? layer->attn_norm : layer->ffn_norm, rank->streams, rank->x,
-                        rank->mix);
+    const struct ops *ops = f->ops;
+    if (!is_first) {
+        sum_ranks(f, rows);
     }
-}
-
-/* ... and its output into the streams. */
-static void leave_sublayer(struct forward *f, const struct ops_rows *rows)
-{
-    sum_ranks(f, rows);
     for (uint32_t k = 0; k < forward_n_memories(f); k++) {
         struct forward_rank *rank = turn(f, k);
-        f->ops->mhc_post(rank->device, rows, rank->y, rank->mix, rank->streams);
+        const struct ops_layer *layer = layer_i < f->n_layers ? &rank->layers[layer_i] : NULL;
+        const struct ops_hc *hc = !layer ? NULL : is_attention ? &layer->hc_attn : &layer->hc_ffn;
+        const float *norm = !layer ? NULL : is_attention ? layer->attn_norm : layer->ffn_norm;
+        if (ops->mhc_turn && !is_first && layer) {
+            ops->mhc_turn(rank->device, rows, rank->y, hc, norm, rank->streams, rank->x, rank->mix);
+            continue;
+        }
+        if (!is_first) {
+            ops->mhc_post(rank->device, rows, rank->y, rank->mix, rank->streams);
+        }
+        if (layer) {
+            ops->mhc_pre(rank->device, rows, hc, norm, rank->streams, rank->x, rank->mix);
+        }
     }
 }
 
@@ -179,13 +183,14 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
         if (cancel && atomic_load_explicit(cancel, memory_order_relaxed)) {
             return STATUS_CANCELLED;
         }
-        enter_sublayer(f, i, true, rows);
+        if (i == 0) {
+            turn_sublayer(f, true, i, true, rows);
+        }
         attention(f, i, rows);
-        leave_sublayer(f, rows);
+        turn_sublayer(f, false, i, false, rows);
         tick(cookie, i + 1); /* half a layer: a large chunk on a slow host is no hang */
-        enter_sublayer(f, i, false, rows);
         mixture(f, i, rows);
-        leave_sublayer(f, rows);
+        turn_sublayer(f, false, i + 1, true, rows);
         tick(cookie, i + 1);
     }
     return STATUS_OK;

@@ -245,6 +245,17 @@ static void timed_begin(struct ops_device *device, const struct ops_rows *rows)
     span_end(&span, 0, 0);
 }
 
+static void timed_mhc_turn(struct ops_device *device, const struct ops_rows *rows, const float *y,
+                           const struct ops_hc *hc, const float *norm, float *streams, float *ret_x,
+                           float *mix)
+{
+    double bytes = streams_bytes(device, rows), work = bytes / sizeof(float) * OPS_HC;
+    struct span span = span_begin(device, MHC);
+    now.inner.mhc_turn(device, rows, y, hc, norm, streams, ret_x, mix);
+    add_matrix(&hc->fn, rows->n_rows, &bytes, &work);
+    span_end(&span, bytes, work);
+}
+
 static void timed_embed(struct ops_device *device, const struct ops_rows *rows,
                         const struct ops_matrix *table, float *ret_streams)
 {
@@ -434,6 +445,7 @@ enum status engine_profile_wrap(struct ops *table, struct error *err)
     table->embed = timed_embed;
     table->mhc_pre = timed_mhc_pre;
     table->mhc_post = timed_mhc_post;
+    table->mhc_turn = table->mhc_turn ? timed_mhc_turn : NULL;
     table->project = timed_project;
     table->compress = timed_compress;
     table->indexer = timed_indexer;

@@ -292,6 +292,11 @@ struct ops {
                     const float *norm, const float *streams, float *ret_x, float *ret_mix);
     void (*mhc_post)(struct ops_device *device, const struct ops_rows *rows, const float *y,
                      const float *mix, float *streams);
+    /* From a sublayer to the next: mhc_post with `mix`, then mhc_pre, whose mix is left there.
+     * NULL: the two are to be asked for. */
+    void (*mhc_turn)(struct ops_device *device, const struct ops_rows *rows, const float *y,
+                     const struct ops_hc *hc, const float *norm, float *streams, float *ret_x,
+                     float *mix);
     /* ret_qr [T, q_lora], ret_q [T, n_heads, head_dim], ret_kv [T, head_dim]. */
     void (*project)(struct ops_device *device, const struct ops_rows *rows,
                     const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,

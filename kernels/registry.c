@@ -108,6 +108,8 @@ static const struct registry_backend cpu_backend = {
 
 static const struct registry_variant cuda_variants[] = {
     CUDA_PLAIN("embed", "rows of the table, copied; the CPU's bits"),
+    {.operation = "mhc", .name = "turn", .note = "from a sublayer to the next in one launch, within the same bound as split",
+     .is_untried = true, .shared_bytes = 48 << 10, .install = tuned_turn_mhc},
     {.operation = "mhc", .name = "split", .note = "a row's channels over many blocks, within two units of bfloat16",
      .shared_bytes = 48 << 10, .install = tuned_split_mhc},
     CUDA_REFERENCE("mhc"),

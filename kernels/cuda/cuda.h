@@ -150,7 +150,8 @@ struct ops_device {
     bool tiles_wanted;      /* long calls by tiles.cu, ... */
     void *image;            /* ... which needs room for inputs; NULL: it serves nothing */
     size_t image_bytes;
-    float *mhc_parts; /* mhc_split.cu */
+    float *mhc_parts;      /* mhc_split.cu */
+    uint32_t *mhc_arrived; /* zeroes between launches */
     /* experts.cu: a lane is a row at an expert */
     float *lane_a, *lane_b, *lane_y;
     float *lane_weight;
@@ -365,13 +366,16 @@ void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
 
-/* --- mhc_split.cu: mhc_pre over many blocks. Bound: of the mixing 2^-19 of each value and of the
- * row's largest, of a channel, which is rounded twice, two units of bfloat16 (2^-6 of it) and 2^-16
- * of the row's largest. */
+/* --- mhc_split.cu: mhc_pre over many blocks, and mhc_turn in one launch. Bound: of the mixing
+ * 2^-19 of each value and of the row's largest, of a channel, which is rounded twice, two units of
+ * bfloat16 (2^-6 of it) and 2^-16 of the row's largest. */
 bool cuda_mhc_split_room(struct ops_device *dev);
 void cuda_mhc_pre_split(struct ops_device *dev, const struct ops_rows *rows,
                         const struct ops_hc *hc, const float *norm, const float *streams,
                         float *ret_x, float *ret_mix);
+void cuda_mhc_turn(struct ops_device *dev, const struct ops_rows *rows, const float *y,
+                   const struct ops_hc *hc, const float *norm, float *streams, float *ret_x,
+                   float *mix);
 
 /* --- the operations, one file each */
 void cuda_positions(struct ops_device *dev); /* `begin` once the rows are there: rope tables */

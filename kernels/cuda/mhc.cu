@@ -31,7 +31,6 @@ __global__ void __launch_bounds__(THREADS)
     if (i >= n) {
         return;
     }
-    const float *post = mix + (size_t)r * OPS_HC_OUT, *comb = post + H;
     float *x = streams + (size_t)r * H * n + i, in[H];
     const float from = y[(size_t)r * n + i];
 #pragma unroll
@@ -40,12 +39,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (uint32_t k = 0; k < H; k++) {
-        float sum = comb[k] * in[0];
-#pragma unroll
-        for (uint32_t j = 1; j < H; j++) {
-            sum += comb[H * j + k] * in[j];
-        }
-        x[(size_t)k * n] = cuda_rounded(post[k] * from + sum, round);
+        x[(size_t)k * n] = mhc_out(mix + (size_t)r * OPS_HC_OUT, k, in, from, round);
     }
 }
 

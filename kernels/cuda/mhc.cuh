@@ -43,6 +43,19 @@ __device__ __forceinline__ float mhc_normalised(float c, float eps, bool columns
     return c / (sum + eps);
 }
 
+/* A channel of stream k behind a sublayer whose output is `from`: post[4] and the matrix at mix. */
+__device__ __forceinline__ float mhc_out(const float *mix, uint32_t k, const float *in, float from,
+                                         bool round)
+{
+    const float *comb = mix + OPS_HC;
+    float sum = comb[k] * in[0];
+#pragma unroll
+    for (uint32_t j = 1; j < OPS_HC; j++) {
+        sum += comb[OPS_HC * j + k] * in[j];
+    }
+    return cuda_rounded(mix[k] * from + sum, round);
+}
+
 /* m[24] to pre[4] in every lane, and post and the matrix to `mix`. */
 __device__ __forceinline__ void mhc_split(const float *m, float root, const ops_hc_device &hc,
                                           uint32_t iters, float eps, float *ret_pre, float *mix)

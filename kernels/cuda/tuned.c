@@ -145,6 +145,12 @@ void tuned_push_comm(struct ops *table)
     table->comm = cuda_comm_push;
 }
 
+void tuned_turn_mhc(struct ops *table)
+{
+    table->mhc_pre = cuda_mhc_pre_split;
+    table->mhc_turn = cuda_mhc_turn;
+}
+
 void tuned_split_mhc(struct ops *table)
 {
     table->mhc_pre = cuda_mhc_pre_split;

@@ -32,6 +32,7 @@ bool tuned_push_serves(const struct ops_dims *dims, const struct ops_limits *lim
                        struct error *why);
 void tuned_push_comm(struct ops *table);
 void tuned_tiles_products(struct ops *table);
+void tuned_turn_mhc(struct ops *table);
 void tuned_split_mhc(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
 

@@ -228,9 +228,56 @@ static float *vector_there(size_t n, float scale)
     return there;
 }
 
+enum { S = OPS_HC * HIDDEN, MIX = OPS_HC + OPS_HC * OPS_HC };
+
+/* From one sublayer to the next, against the reference's two steps; then rows alone. */
+static void check_turn(const struct ops_rows *rows, const struct ops_hc *hc, const float *norm,
+                       const float *streams)
+{
+    enum { X = MOST_ROWS * HIDDEN, M = MOST_ROWS * OPS_HC_OUT, ALL = MOST_ROWS * S };
+    float *y = random_floats(&seed, X, 1.0f), *y_there = upload_halves(y, X);
+    float *before = random_floats(&seed, M, 0.5f);
+    float *x[2], *mix[2], *f[2], *got_x[2], *got_mix[2], *got_f[2];
+    struct ops_rows alone = {.n_rows = 1};
+    for (int i = 0; i < 2; i++) {
+        x[i] = poisoned_there(X);
+        mix[i] = need(ops->upload(dev, before, M * sizeof(float)));
+        f[i] = poisoned_there(ALL);
+        ops->read(dev, f[i], streams, ALL * sizeof(float)); /* from device to device */
+        got_x[i] = mem_array(X, 4);
+        got_mix[i] = mem_array(M, 4);
+        got_f[i] = mem_array(ALL, 4);
+        if (i) {
+            cuda_mhc_turn(dev, rows, y_there, hc, norm, f[i], x[i], mix[i]);
+        } else {
+            cuda_mhc_post(dev, rows, y_there, mix[i], f[i]);
+            cuda_mhc_pre(dev, rows, hc, norm, f[i], x[i], mix[i]);
+        }
+        fetch(got_x[i], x[i], X * sizeof(float));
+        fetch(got_mix[i], mix[i], M * sizeof(float));
+        fetch(got_f[i], f[i], ALL * sizeof(float));
+    }
+    same_bits("mhc_turn, streams", got_f[1], got_f[0], ALL);
+    compare("mhc_turn, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
+    compare("mhc_turn, x", got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
+    for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
+        ops->read(dev, f[0], streams + (size_t)r * S, S * sizeof(float));
+        ops->write(dev, mix[0], before + (size_t)r * OPS_HC_OUT, OPS_HC_OUT * sizeof(float));
+        cuda_mhc_turn(dev, &alone, y_there + (size_t)r * HIDDEN, hc, norm, f[0], x[0], mix[0]);
+        fetch(got_x[0], x[0], HIDDEN * sizeof(float));
+        same_bits("mhc_turn alone", got_x[0], got_x[1] + (size_t)r * HIDDEN, HIDDEN);
+    }
+    for (int i = 0; i < 2; i++) {
+        mem_free(got_x[i]);
+        mem_free(got_mix[i]);
+        mem_free(got_f[i]);
+    }
+    mem_free(before);
+    mem_free(y);
+}
+
 static void check_mhc(void)
 {
-    enum { S = OPS_HC * HIDDEN, MIX = OPS_HC + OPS_HC * OPS_HC };
     struct ops_source fn = {.format = OPS_F32,
                             .rows = OPS_HC_OUT,
                             .cols = S,
@@ -262,6 +309,7 @@ static void check_mhc(void)
     compare("mhc_pre, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
     /* Two roundings to bf16, of the sum and of what is normed: each may go to the next. */
     compare("mhc_pre, x", got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
+    check_turn(&rows, &hc, norm, there);
     rows.n_rows = 1;
     for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
         cuda_mhc_pre_split(dev, &rows, &hc, norm, there + (size_t)r * S, x[0], mix[0]);
