@@ -350,8 +350,14 @@ template <int FORM, bool SCALED> void launch_dense(struct ops_device *dev, produ
 {
     p.n_groups = tensor_groups_of(p.n_out, p.n_in, FORM);
     const unsigned blocks = blocks_of(p.n_out);
-    const dim3 tiles(blocks, (p.n_rows + TILE_ROWS - 1) / TILE_ROWS), groups(blocks, p.n_groups);
-    if (p.n_rows > FEW_ROWS) {
+    const dim3 groups(blocks, p.n_groups);
+    if constexpr (FORM == CUDA_FP4_SCALED) { /* rare but for experts: one kernel, again and again */
+        for (uint32_t n = p.n_rows; n > 0; n -= p.n_rows, p.first += p.n_rows) {
+            p.n_rows = n < FEW_ROWS ? n : (uint32_t)FEW_ROWS;
+            tensor_few_kernel<FORM, SCALED, 2><<<groups, THREADS, 0, dev->stream>>>(p);
+        }
+    } else if (p.n_rows > FEW_ROWS) {
+        const dim3 tiles(blocks, (p.n_rows + TILE_ROWS - 1) / TILE_ROWS);
         tensor_many_kernel<FORM, SCALED><<<tiles, THREADS, 0, dev->stream>>>(p);
     } else if (p.n_rows > 8) {
         tensor_few_kernel<FORM, SCALED, 2><<<groups, THREADS, 0, dev->stream>>>(p);

@@ -6,8 +6,9 @@
  * spread over the experts, or all at the same, or nobody's; devices own all experts, some, or none,
  * with and without the shared one, and one of several leaves the rounding to the sum.
  *
- * test_stream cuda:N [small|all [experts=VARIANT]]. small: fewer calls and no wide shapes, for
- * tools that slow it down. What it refuses is checked without a device too. 77 without it.
+ * test_stream cuda:N [tiny|small|all [experts=VARIANT]]. tiny: one shape, few calls; small: fewer
+ * calls and no wide shapes, for tools that slow it down. What it refuses is checked without a
+ * device too. 77 without it.
  */
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/tuned.h"
@@ -203,7 +204,8 @@ static double within_bound(const struct shape *s, const float *got, const float 
     return worst;
 }
 
-static void check(const struct shape *s, experts_fn *stream, experts_fn *all_rows, bool small)
+static void check(const struct shape *s, experts_fn *stream, experts_fn *all_rows, bool small,
+                  bool tiny)
 {
     static struct layer l;
     struct ops_dims d = small_dims(s->hidden);
@@ -235,7 +237,8 @@ static void check(const struct shape *s, experts_fn *stream, experts_fn *all_row
     double worst = within_bound(s, tensor, cpu);
     uint32_t n_calls = 0;
     for (uint32_t n = 1; n <= ROWS; n++) {
-        if ((small && n > 3 && n % 8 > 1 && n != MOST_STREAMED + 1) ||
+        if ((tiny && n != 2 && n != 17 && n <= MOST_STREAMED) ||
+            (small && n > 3 && n % 8 > 1 && n != MOST_STREAMED + 1) ||
             (s->is_wide && n > 5 && n % 16 > 1)) {
             continue;
         }
@@ -265,17 +268,18 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     check_refusals();
     const char *variant = argc > 3 ? argv[3] : "experts=stream";
-    const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
+    const bool tiny = argc > 2 && strcmp(argv[2], "tiny") == 0;
+    const bool small = tiny || (argc > 2 && strcmp(argv[2], "small") == 0);
     if (!choose_sides(argc > 1 ? argv[1] : "cuda:0", variant, &table)) {
         return n_failed ? 1 : 77;
     }
     seed = 20261130;
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+    for (size_t i = 0; i < (tiny ? 1 : sizeof(shapes) / sizeof(shapes[0])); i++) {
         if (!small || !shapes[i].is_wide) {
             check(&shapes[i], table.experts,
                   strcmp(variant, "experts=scaled") ? cuda_experts_tensor
                                                     : cuda_experts_tensor_scaled,
-                  small);
+                  small, tiny);
         }
     }
     printf("%d wrong\n", n_failed);

@@ -6,7 +6,7 @@
  * keeps in registers, alone and as a chunk, in batches of 1 to 33; every batch gives the bits of
  * the call with all rows, and leaves what is behind its rows alone.
  *
- * test_topk cuda:N [small|all [topk=VARIANT]]. small: shorter sequences, for where a GPU is
+ * test_topk cuda:N [tiny|small|all [topk=VARIANT]]. small: shorter sequences, for where a GPU is
  * emulated. What it refuses is checked without a device too. 77 without it.
  */
 #include "kernels/cuda/tuned.h"
@@ -241,6 +241,7 @@ int main(int argc, char **argv)
     must_refuse(64, 160, false, "not 64 of 160");
     must_refuse(64, 48, false, "not 64 of 48");
     must_refuse(64, 128, true, "exact arithmetic");
+    const bool tiny = argc > 2 && strcmp(argv[2], "tiny") == 0;
     const bool small = argc > 2 && strcmp(argv[2], "small") == 0;
     if (!choose_sides(argc > 1 ? argv[1] : "cuda:0", argc > 3 ? argv[3] : "topk=tensor", &table)) {
         return n_failed ? 1 : 77;
@@ -248,6 +249,9 @@ int main(int argc, char **argv)
     seed = 20261201;
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         struct shape s = shapes[i];
+        if (tiny && (s.most_entries > 700 || s.heads > 17)) {
+            continue;
+        }
         if (small && s.most_entries > 2100 && s.heads > 1) {
             continue;
         }
