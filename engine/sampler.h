@@ -4,7 +4,8 @@
  * then presence and frequency; temperature; top_k; top_p; min_p; draw. Every cut and every maximum
  * resolves ties to the lowest id. Log probabilities are of the raw distribution. The draw is u =
  * U(seed, position) in [0, 1) walked over the kept ids in ascending order: it depends on the seed
- * and the absolute position of the token drawn, and on nothing else.
+ * and the absolute position of the token drawn, and on nothing else. From temperature on the steps
+ * are those of kernels/sample.h, which a device may take in the host's place, with the same token.
  *
  * Penalties: repetition divides positive and multiplies negative logits of every id seen in prompt
  * or answer (CTRL, Keskar et al. 2019, section 4.1); presence subtracts once, frequency once for
@@ -17,6 +18,7 @@
 #include <stdint.h>
 
 #include "engine/engine.h"
+#include "kernels/ops.h"
 
 /* Scratch of one drawing thread: 12 bytes an id. */
 struct sampler;
@@ -33,6 +35,10 @@ void sampler_draw(struct sampler *sampler, const float *logits,
 double sampler_uniform(uint64_t seed, uint64_t position);
 /* True if the sampling needs counts. */
 bool sampler_has_penalties(const struct engine_sampling *sampling);
+/* Whether a device that draws can draw it: logits and nothing else are needed, and nothing but the
+ * id is wanted. The host draws the rest. And how it draws it. */
+bool sampler_can_be_there(const struct engine_sampling *sampling, uint32_t n_generated);
+struct ops_draw sampler_there(const struct engine_sampling *sampling);
 /* The seed of sample i of a request (handoff.md, Several samples): the request's own for i = 0. */
 uint64_t sampler_seed(uint64_t seed, uint32_t sample_i);
 

@@ -34,7 +34,8 @@
  *   route       experts of a row and their weights
  *   experts     routed and shared experts, summed
  *   head        streams to logits
- *   sample      NULL: drawn on the host (engine/sampler)
+ *   sample      the next token of each row from its logits; NULL: drawn on the host alone
+ *               (engine/sampler over kernels/sample.h)
  *   comm        sum over the devices of a group, in rank order
  */
 #ifndef BATON_KERNELS_OPS_H
@@ -104,7 +105,7 @@ struct ops_rates {
     double multiply_adds_per_s;
     double launch_s; /* of an operation without work */
 };
-enum { OPS_MAX_MARKS = 16384 };
+enum { OPS_MAX_MARKS = 16384, OPS_FENCES = 2 };
 
 enum ops_format { OPS_F32, OPS_BF16, OPS_FP8_BLOCK, OPS_MXFP4, OPS_NVFP4 };
 enum ops_scale { OPS_SCALE_NONE, OPS_SCALE_E8M0, OPS_SCALE_F32, OPS_SCALE_E4M3 };
@@ -205,12 +206,27 @@ struct ops_seq {
     uint32_t position;
 };
 
+/* How a row's next token is drawn: see kernels/sample.h. */
+struct ops_draw {
+    uint64_t seed;
+    float temperature; /* 0: greedy */
+    float top_p;       /* >= 1: off */
+    float min_p;
+    int32_t top_k;     /* <= 0: off */
+    uint32_t is_drawn; /* 0: it isn't, not there */
+};
+
+/* A token that the host does not know yet, where the device draws: what `sample` drew last for the
+ * row of this number. */
+#define OPS_FOLLOWS(row) (UINT32_C(1) << 31 | (uint32_t)(row))
+
 struct ops_rows {
     uint32_t n_rows, n_seqs;
-    const uint32_t *tokens;    /* [n_rows] */
+    const uint32_t *tokens;    /* [n_rows] ids or, of one row a sequence, OPS_FOLLOWS */
     const uint32_t *positions; /* [n_rows] */
     const uint32_t *seq_of;    /* [n_rows] index into seqs */
     const struct ops_seq *seqs;
+    const struct ops_draw *draws; /* [n_rows], of one row a sequence; NULL: `sample` isn't called */
 };
 
 /* Entries a row attends to in a sparse layer: ascending indexes. */
@@ -223,6 +239,7 @@ struct ops_selection {
 struct ops_recording {
     void *graph; /* the backend's */
     uint32_t n_rows, n_seqs;
+    bool draws;          /* rows->draws was there */
     uint32_t n_launches; /* kernels in it */
     uint64_t bytes;      /* of the device's memory that it took, as far as the device tells */
 };
@@ -264,6 +281,14 @@ struct ops {
     /* Until all that was asked for is done. SYSTEM, now and ever after: something failed since
      * open, and err has the first that did; no result since then may be used. */
     must_check enum status (*wait)(struct ops_device *device, struct error *err);
+
+    /* For who asks for a call before the one before it is done: marks the end of what was asked for
+     * so far as fence_i < OPS_FENCES; and waits until that is reached, whatever was asked for
+     * since. stall_ns and moved as in wait_moving; 0: however long. Both NULL where `sample` is. */
+    void (*fence)(struct ops_device *device, uint32_t fence_i);
+    must_check enum status (*wait_fence)(struct ops_device *device, uint32_t fence_i,
+                                         uint64_t stall_ns, void (*moved)(void *cookie),
+                                         void *cookie, struct error *err);
 
     /* --- beside the operations: on any thread, of memory that no operation under way uses, and
      * done when they return. SYSTEM: the device failed. */
@@ -331,6 +356,13 @@ struct ops {
     /* Logits of n of the rows: ret_logits[i * stride ..], vocab of them, for row which[i]. */
     void (*head)(struct ops_device *device, const struct ops_globals *globals, const float *streams,
                  const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
+    /* Draws of n rows, in their order, from logits [n * stride ..] in the device's memory, what
+     * rows->draws asks for. Kept in the device for OPS_FOLLOWS of later calls, until the next. Not
+     * for a group. */
+    void (*sample)(struct ops_device *device, const struct ops_rows *rows, const float *logits,
+                   size_t stride);
+    /* The first n of them, into shared memory, once what was asked for before is done. */
+    void (*drawn)(struct ops_device *device, uint32_t *ret_ids, uint32_t n);
     /* y[rank] [T, hidden] of every device becomes the sum over ranks in rank order, rounded once.
      */
     void (*comm)(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,

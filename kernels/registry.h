@@ -27,7 +27,7 @@
 enum { REGISTRY_N_OPERATIONS = 15, REGISTRY_NAME_BYTES = 24, REGISTRY_MAX_GROUP = 16 };
 
 /* The operations by name, those of struct ops first; then what runs on the host beside a device:
- * "products" (of the CPU backend), "sample", "parcel". */
+ * "products" (of the CPU backend), "sample", which a GPU may do too, "parcel". */
 extern const char *const registry_operations[REGISTRY_N_OPERATIONS];
 
 /* A device, as far as the needs of variants go. */

@@ -26,9 +26,10 @@ struct cuda_memory {
     size_t bytes, used;
 };
 
-/* One image of the rows of a call, in pinned and in device memory: sequences, then words, pages
- * last. So where anything but the pages lies follows from the numbers of rows and sequences, which
- * is what a recorded call is bound to; pages are found by the pointers in the sequences. */
+/* One image of the rows of a call, in pinned and in device memory: sequences and, where rows are
+ * drawn there, how; then words, pages last. So where anything but the pages lies follows from the
+ * numbers of rows and sequences and from that, which is what a recorded call is bound to; pages are
+ * found by the pointers in the sequences. */
 struct cuda_staging {
     size_t bytes, max_pages;
     uint8_t *device;
@@ -355,7 +356,7 @@ static bool make_staging(struct ops_device *dev)
     struct cuda_staging *s = mem_zalloc(sizeof(*s));
     dev->staging = s;
     s->max_pages = l->page_tokens ? (size_t)l->n_seqs * (l->n_tokens / l->page_tokens + 1) : 0;
-    s->bytes = l->n_seqs * sizeof(struct ops_seq) +
+    s->bytes = l->n_seqs * (sizeof(struct ops_seq) + sizeof(struct ops_draw)) +
                (3 * (size_t)l->n_rows + s->max_pages) * sizeof(uint32_t);
     s->device = cuda_alloc(dev, s->bytes);
     bool ok = s->device;
@@ -385,6 +386,7 @@ static bool make_scratch(struct ops_device *dev)
     dev->wide = cuda_room(dev, t, wide, &ok);
     dev->wide2 = cuda_room(dev, t, wide, &ok);
     dev->which = cuda_room(dev, t, 1, &ok);
+    dev->ids = cuda_room(dev, dev->limits.n_seqs, 1, &ok);
     dev->head_x = cuda_room(dev, t, d->hidden, &ok);
     dev->lane_y = cuda_room(dev, lanes, d->hidden, &ok);
     dev->lane_a = cuda_room(dev, lanes, d->expert_width, &ok);
@@ -492,12 +494,16 @@ enum status cuda_open_tiles(const struct ops_dims *dims, const struct ops_limits
 }
 
 /* dev->rows for a call of such numbers; returns where the page numbers begin. */
-static size_t lay_out(struct ops_device *dev, uint32_t n_rows, uint32_t n_seqs)
+static size_t lay_out(struct ops_device *dev, const struct ops_rows *rows)
 {
     const uint8_t *image = dev->staging->device;
-    size_t words = n_seqs * sizeof(struct ops_seq), n = n_rows * sizeof(uint32_t);
-    dev->rows = (struct ops_rows){.n_rows = n_rows, .n_seqs = n_seqs};
+    size_t words = rows->n_seqs * sizeof(struct ops_seq), n = rows->n_rows * sizeof(uint32_t);
+    dev->rows = (struct ops_rows){.n_rows = rows->n_rows, .n_seqs = rows->n_seqs};
     dev->rows.seqs = (const struct ops_seq *)(const void *)image;
+    if (rows->draws) {
+        dev->rows.draws = (const struct ops_draw *)(const void *)(image + words);
+        words += rows->n_rows * sizeof(struct ops_draw);
+    }
     dev->rows.tokens = (const uint32_t *)(const void *)(image + words);
     dev->rows.positions = (const uint32_t *)(const void *)(image + words + n);
     dev->rows.seq_of = (const uint32_t *)(const void *)(image + words + 2 * n);
@@ -518,7 +524,8 @@ static bool fits_limits(struct ops_device *dev, const struct ops_rows *rows)
     for (uint32_t i = 0; i < rows->n_seqs && i < l->n_seqs && !dev->recording; i++) {
         n_pages += pages_of(dev, &rows->seqs[i]);
     }
-    if (rows->n_rows > l->n_rows || rows->n_seqs > l->n_seqs || n_pages > dev->staging->max_pages) {
+    if (rows->n_rows > l->n_rows || rows->n_seqs > l->n_seqs || n_pages > dev->staging->max_pages ||
+        (rows->draws && rows->n_rows != rows->n_seqs)) {
         cuda_failed(dev, STATUS_INVALID,
                     "cuda:%u: a call of %u rows of %u sequences with %zu pages is larger than the "
                     "device was opened for",
@@ -551,7 +558,11 @@ bool cuda_stage(struct ops_device *dev, const struct ops_rows *rows)
     uint8_t *host = s->host[turn];
     struct ops_seq *seqs = (struct ops_seq *)(void *)host;
     size_t n_rows = rows->n_rows, at = rows->n_seqs * sizeof(*seqs);
-    size_t pages = lay_out(dev, rows->n_rows, rows->n_seqs);
+    size_t pages = lay_out(dev, rows);
+    if (rows->draws && n_rows) {
+        memcpy(host + at, rows->draws, n_rows * sizeof(*rows->draws));
+        at += n_rows * sizeof(*rows->draws);
+    }
     put_words(host, &at, rows->tokens, n_rows);
     put_words(host, &at, rows->positions, n_rows);
     put_words(host, &at, rows->seq_of, n_rows);
@@ -569,13 +580,18 @@ bool cuda_stage(struct ops_device *dev, const struct ops_rows *rows)
                      "sending the rows of a call");
 }
 
+void cuda_drawn(struct ops_device *dev, uint32_t *ret_ids, uint32_t n)
+{
+    cuda_read(dev, ret_ids, dev->ids, n * sizeof(*ret_ids));
+}
+
 static void cuda_begin(struct ops_device *dev, const struct ops_rows *rows)
 {
     if (dev->recording) {
         cuda_enter(dev);
         cuda_group_record(dev);
         if (fits_limits(dev, rows)) {
-            (void)lay_out(dev, rows->n_rows, rows->n_seqs);
+            (void)lay_out(dev, rows);
             cuda_positions(dev);
         }
     } else if (cuda_stage(dev, rows)) {
@@ -615,6 +631,9 @@ const struct ops ops_cuda = {
     .route = cuda_route,
     .experts = cuda_experts,
     .head = cuda_head,
+    .drawn = cuda_drawn,
+    .fence = cuda_fence,
+    .wait_fence = cuda_wait_fence,
     .comm = cuda_comm,
     .record_begin = cuda_record_begin,
     .record_end = cuda_record_end,

@@ -122,7 +122,8 @@ struct ops_device {
     volatile uint32_t *passed;          /* pinned: the last number of record_progress */
     struct ops_device *given_up_before; /* list of such devices, once closed */
     bool given_up;                      /* it hangs: nothing waits for it any more */
-    cudaEvent_t *marks;                 /* OPS_MAX_MARKS, once there is one: measure.c */
+    cudaEvent_t fences[OPS_FENCES];
+    cudaEvent_t *marks; /* OPS_MAX_MARKS, once there is one: measure.c */
     struct cuda_staging *staging;
     struct cuda_beside *beside;
     struct cuda_group *group;    /* NULL: of one */
@@ -139,6 +140,7 @@ struct ops_device {
     float *wide, *wide2;                /* [n_rows, widest output between two products] */
     float *head_x;                      /* [n_rows, hidden] */
     uint32_t *which;                    /* [n_rows]: head's */
+    uint32_t *ids;                      /* [n_seqs]: what sample drew last */
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
     uint32_t *topk_arrived; /* [n_rows] of topk_tensor.cu: zeroes between launches */
@@ -206,6 +208,9 @@ void cuda_recording_free(struct ops_device *dev, struct ops_recording *recording
 enum status cuda_wait_moving(struct ops_device *const *devices, uint32_t n_devices,
                              uint64_t stall_ns, void (*moved)(void *cookie), void *cookie,
                              struct error *err);
+void cuda_fence(struct ops_device *dev, uint32_t fence_i);
+enum status cuda_wait_fence(struct ops_device *dev, uint32_t fence_i, uint64_t stall_ns,
+                            void (*moved)(void *cookie), void *cookie, struct error *err);
 /* *to = value, where the host sees it. */
 void cuda_run_progress(struct ops_device *dev, volatile uint32_t *to, uint32_t value);
 
@@ -378,7 +383,8 @@ void cuda_mhc_turn(struct ops_device *dev, const struct ops_rows *rows, const fl
                    float *mix);
 
 /* --- the operations, one file each */
-void cuda_positions(struct ops_device *dev); /* `begin` once the rows are there: rope tables */
+/* `begin` once the rows are there: rope tables, and tokens that follow become ids. */
+void cuda_positions(struct ops_device *dev);
 void cuda_embed(struct ops_device *dev, const struct ops_rows *rows, const struct ops_matrix *table,
                 float *ret_streams);
 void cuda_mhc_pre(struct ops_device *dev, const struct ops_rows *rows, const struct ops_hc *hc,
@@ -425,6 +431,9 @@ void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
                   const float *weights, float *ret_y);
 void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const float *streams,
                const uint32_t *which, uint32_t n, float *ret_logits, size_t stride);
+void cuda_sample(struct ops_device *dev, const struct ops_rows *rows, const float *logits,
+                 size_t stride);
+void cuda_drawn(struct ops_device *dev, uint32_t *ret_ids, uint32_t n);
 void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                float *const *y);
 void cuda_comm_push(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,

@@ -6,13 +6,19 @@ namespace
 
 enum { THREADS = 128, WARPS = THREADS / CUDA_WARP, EMBED_BLOCKS = 8 };
 
+/* ids: what was drawn last, and `tokens`, which are the rows' own, that may follow it; or NULL. */
 __global__ void __launch_bounds__(THREADS)
-    rope_kernel(ops_rows rows, const float *freqs, uint32_t rope_dim, float *table)
+    rope_kernel(ops_rows rows, const float *freqs, uint32_t rope_dim, float *table,
+                const uint32_t *ids, uint32_t *tokens)
 {
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
-    if (r < rows.n_rows) {
-        warp_rope_table(freqs, rope_dim, rows.positions[r], table + (size_t)r * rope_dim);
+    if (r >= rows.n_rows) {
+        return;
     }
+    if (ids && cuda_lane() == 0 && tokens[r] >= OPS_FOLLOWS(0)) {
+        tokens[r] = ids[tokens[r] - OPS_FOLLOWS(0)];
+    }
+    warp_rope_table(freqs, rope_dim, rows.positions[r], table + (size_t)r * rope_dim);
 }
 
 /* EMBED_BLOCKS blocks (y) for each row (x). */
@@ -37,8 +43,10 @@ void cuda_positions(struct ops_device *dev)
 {
     uint32_t n = dev->rows.n_rows, rope_dim = dev->d.rope_dim;
     for (int k = 0; k < 2 && n; k++) {
-        rope_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(dev->rows, dev->freqs[k],
-                                                                          rope_dim, dev->rope[k]);
+        bool follow = k == 0 && dev->rows.draws;
+        rope_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
+            dev->rows, dev->freqs[k], rope_dim, dev->rope[k], follow ? dev->ids : NULL,
+            const_cast<uint32_t *>(dev->rows.tokens));
         cuda_launched(dev, "the rotation tables");
     }
 }

@@ -18,6 +18,10 @@
  * While a graph runs the host hears nothing of it but a word of pinned memory, which small kernels
  * of the graph write (record_progress). Who waits looks at the word and at the stream in turn: a
  * cudaStreamSynchronize could not be left when a device hangs.
+ *
+ * Who asks for the next replay before this one is done waits for an event behind this one alone
+ * (fences): the stream is not through then. The word may be the next one's by that time, which
+ * shows as well that something moves.
  */
 #include <sched.h>
 #include <string.h>
@@ -33,6 +37,11 @@ bool cuda_record_make(struct ops_device *dev)
     }
     dev->passed = word;
     *dev->passed = 0;
+    for (int i = 0; i < OPS_FENCES; i++) {
+        if (cudaEventCreateWithFlags(&dev->fences[i], cudaEventDisableTiming) != cudaSuccess) {
+            return false;
+        }
+    }
     return true;
 }
 
@@ -40,6 +49,11 @@ void cuda_record_free(struct ops_device *dev)
 {
     if (dev->passed) {
         (void)cudaFreeHost((void *)(uintptr_t)dev->passed);
+    }
+    for (int i = 0; i < OPS_FENCES; i++) {
+        if (dev->fences[i]) {
+            (void)cudaEventDestroy(dev->fences[i]);
+        }
     }
 }
 
@@ -108,7 +122,9 @@ enum status cuda_record_end(struct ops_device *const *devices, uint32_t n_device
                             struct ops_recording *ret_recording, struct error *err)
 {
     struct ops_device *first = devices[0];
-    struct ops_recording recording = {.n_rows = first->rows.n_rows, .n_seqs = first->rows.n_seqs};
+    struct ops_recording recording = {.n_rows = first->rows.n_rows,
+                                      .n_seqs = first->rows.n_seqs,
+                                      .draws = first->rows.draws != NULL};
     cudaGraph_t graph = NULL;
     for (uint32_t k = 1; k < n_devices; k++) {
         join(first, devices[k], "recording with a group");
@@ -156,7 +172,8 @@ void cuda_replay(struct ops_device *const *devices, uint32_t n_devices,
                  const struct ops_recording *recording, const struct ops_rows *rows)
 {
     struct ops_device *first = devices[0];
-    if (rows->n_rows != recording->n_rows || rows->n_seqs != recording->n_seqs) {
+    if (rows->n_rows != recording->n_rows || rows->n_seqs != recording->n_seqs ||
+        (rows->draws != NULL) != recording->draws) {
         cuda_failed(first, STATUS_INVALID,
                     "cuda:%u: a call of %u rows of %u sequences is not the one that was recorded",
                     first->limits.device_i, rows->n_rows, rows->n_seqs);
@@ -193,15 +210,16 @@ static void give_up(struct ops_device *const *devices, uint32_t n_devices, uint6
     }
 }
 
-/* Until the first device's stream is through, or for stall_ns no sign came: false. */
-static bool watch(struct ops_device *dev, uint64_t stall_ns, void (*moved)(void *cookie),
-                  void *cookie)
+/* Until the device came to the fence, or with NULL is through; or for stall_ns no sign came: false.
+ */
+static bool watch(struct ops_device *dev, cudaEvent_t fence, uint64_t stall_ns,
+                  void (*moved)(void *cookie), void *cookie)
 {
     uint64_t looked_ns = loop_now_ns(), moved_ns = looked_ns;
     uint32_t seen = *dev->passed;
     cuda_enter(dev);
     while (!dev->failed) {
-        cudaError_t code = cudaStreamQuery(dev->stream);
+        cudaError_t code = fence ? cudaEventQuery(fence) : cudaStreamQuery(dev->stream);
         uint64_t now_ns = loop_now_ns();
         uint32_t passed = *dev->passed;
         if (code != cudaErrorNotReady) {
@@ -228,7 +246,7 @@ enum status cuda_wait_moving(struct ops_device *const *devices, uint32_t n_devic
                              uint64_t stall_ns, void (*moved)(void *cookie), void *cookie,
                              struct error *err)
 {
-    if (!watch(devices[0], stall_ns, moved, cookie)) {
+    if (!watch(devices[0], NULL, stall_ns, moved, cookie)) {
         give_up(devices, n_devices, stall_ns);
     }
     /* The first stream is through, so the others, which only wait for it, are. */
@@ -238,4 +256,22 @@ enum status cuda_wait_moving(struct ops_device *const *devices, uint32_t n_devic
         status = status ? status : waited;
     }
     return status;
+}
+
+void cuda_fence(struct ops_device *dev, uint32_t fence_i)
+{
+    cuda_enter(dev);
+    (void)cuda_kept(dev, cudaEventRecord(dev->fences[fence_i], dev->stream), "marking a call");
+}
+
+enum status cuda_wait_fence(struct ops_device *dev, uint32_t fence_i, uint64_t stall_ns,
+                            void (*moved)(void *cookie), void *cookie, struct error *err)
+{
+    if (!dev->given_up && stall_ns == 0) {
+        cuda_enter(dev);
+        (void)cuda_kept(dev, cudaEventSynchronize(dev->fences[fence_i]), "an operation");
+    } else if (!dev->given_up && !watch(dev, dev->fences[fence_i], stall_ns, moved, cookie)) {
+        give_up(&dev, 1, stall_ns);
+    }
+    return dev->failed ? error_set(err, dev->failed, "%s", dev->failure.text) : STATUS_OK;
 }

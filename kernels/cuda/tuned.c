@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/group.h"
+#include "kernels/sample.h"
 
 bool tuned_tensor_serves(const struct ops_dims *d, const struct ops_limits *limits,
                          struct error *why)
@@ -159,4 +160,24 @@ void tuned_split_mhc(struct ops *table)
 void tuned_leaves_attend(struct ops *table)
 {
     table->attend = cuda_attend_leaves;
+}
+
+bool tuned_device_sample_serves(const struct ops_dims *d, const struct ops_limits *limits,
+                                struct error *why)
+{
+    if (d->is_partial) {
+        return error_set(why, STATUS_UNSUPPORTED,
+                         "draws from logits that one device has: a group's are shared out") ==
+               STATUS_OK;
+    }
+    if (d->vocab > SAMPLE_MAX_IDS) {
+        return error_set(why, STATUS_UNSUPPORTED, "draws one of %d ids at most, not of %u",
+                         SAMPLE_MAX_IDS, d->vocab) == STATUS_OK;
+    }
+    return true;
+}
+
+void tuned_device_sample(struct ops *table)
+{
+    table->sample = cuda_sample;
 }

@@ -35,5 +35,8 @@ void tuned_tiles_products(struct ops *table);
 void tuned_turn_mhc(struct ops *table);
 void tuned_split_mhc(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
+bool tuned_device_sample_serves(const struct ops_dims *dims, const struct ops_limits *limits,
+                                struct error *why);
+void tuned_device_sample(struct ops *table);
 
 #endif
