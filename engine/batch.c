@@ -2,13 +2,15 @@
 #include "engine/batch.h"
 
 #include "base/mem.h"
+#include "engine/sampler.h"
 
-void batch_init(struct batch *batch, uint32_t max_rows)
+void batch_init(struct batch *batch, uint32_t max_rows, uint32_t max_seqs)
 {
     batch->seqs = mem_array(max_rows, sizeof(*batch->seqs));
     batch->tokens = mem_array(max_rows, sizeof(*batch->tokens));
     batch->positions = mem_array(max_rows, sizeof(*batch->positions));
     batch->seq_of = mem_array(max_rows, sizeof(*batch->seq_of));
+    batch->draws = mem_array(max_seqs, sizeof(*batch->draws));
     batch->rows = (struct ops_rows){.tokens = batch->tokens,
                                     .positions = batch->positions,
                                     .seq_of = batch->seq_of,
@@ -21,6 +23,7 @@ void batch_fini(struct batch *batch)
     mem_free(batch->tokens);
     mem_free(batch->positions);
     mem_free(batch->seq_of);
+    mem_free(batch->draws);
 }
 
 static void add_seq(struct batch *batch, const struct engine_seq *seq, const uint32_t *ids,
@@ -44,13 +47,29 @@ void batch_set_prefill(struct batch *batch, const struct engine_seq *seq, const 
                        uint32_t n)
 {
     batch->rows.n_rows = batch->rows.n_seqs = 0;
+    batch->rows.draws = NULL;
     add_seq(batch, seq, ids, n);
 }
 
 void batch_set_step(struct batch *batch, const struct engine_row *rows, uint32_t n)
 {
     batch->rows.n_rows = batch->rows.n_seqs = 0;
+    batch->rows.draws = NULL;
     for (uint32_t i = 0; i < n; i++) {
         add_seq(batch, rows[i].seq, &rows[i].token, 1);
+    }
+}
+
+void batch_set_drawn_step(struct batch *batch, const struct engine_row *rows, uint32_t n)
+{
+    batch_set_step(batch, rows, n);
+    batch->rows.draws = batch->draws;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct engine_row *row = &rows[i];
+        bool there = row->sampling && sampler_can_be_there(row->sampling, row->n_generated);
+        batch->draws[i] = there ? sampler_there(row->sampling) : (struct ops_draw){.is_drawn = 0};
+        if (row->follows) {
+            batch->tokens[i] = OPS_FOLLOWS(row->follows - 1);
+        }
     }
 }

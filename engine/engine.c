@@ -6,6 +6,7 @@
  */
 #include "engine/engine.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "base/metrics.h"
 #include "engine/accept.h"
 #include "engine/engine_ops.h"
+#include "engine/sampler.h"
 
 static const struct engine_ops *const engines[] = {
 #ifdef ENGINE_HAVE_MODEL
@@ -48,6 +50,13 @@ enum status engine_open(const struct engine_options *options, _Atomic uint64_t *
     if (status) {
         goto free_engine;
     }
+    if (options->lookahead && !engine->draws) {
+        status = error_set(err, STATUS_INVALID,
+                           "--lookahead on asks for steps before the host has seen their tokens, "
+                           "so a device must draw them: on one GPU, with --kernel sample=device");
+        goto close_ops;
+    }
+    engine->lookahead = options->lookahead;
     struct engine_info *info = &engine->info;
     info->max_sequences = options->max_sequences ? options->max_sequences : 16;
     if (info->max_batch_rows > info->max_sequences) {
@@ -142,6 +151,7 @@ void engine_seq_free(struct engine_seq *seq)
     if (!seq) {
         return;
     }
+    assert(atomic_load(&seq->n_begun) == 0); /* a step still writes to its pages */
     for (uint32_t i = 0; i < seq->n_pages; i++) {
         pool_page_release(seq->engine->pool, seq->pages[i]);
     }
@@ -393,7 +403,7 @@ enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const 
                            uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
                            const struct engine_pieces *pieces)
 {
-    if (n_ids == 0 || n_ids > engine->info.max_chunk_tokens ||
+    if (engine->n_begun || n_ids == 0 || n_ids > engine->info.max_chunk_tokens ||
         engine_pages_for(engine, seq->n_tokens + n_ids) > seq->n_pages) {
         return STATUS_INVALID;
     }
@@ -410,8 +420,105 @@ enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const 
     return status;
 }
 
+bool engine_looks_ahead(const struct engine *engine)
+{
+    return engine->lookahead;
+}
+
+bool engine_draws_there(const struct engine *engine, const struct engine_sampling *sampling,
+                        uint32_t n_generated)
+{
+    return engine->draws && sampler_can_be_there(sampling, n_generated);
+}
+
+uint32_t engine_n_begun(const struct engine *engine)
+{
+    return engine->n_begun;
+}
+
+/* Whether the host has nothing to do for the row when its step is over but to take the id. */
+static bool is_drawn_there(const struct engine *engine, const struct engine_row *row)
+{
+    return !row->logits &&
+           (!row->sampling || engine_draws_there(engine, row->sampling, row->n_generated));
+}
+
+/* Whether the row's token is known, or is what a row of the step before draws. */
+static bool has_token(const struct engine *engine, const struct engine_row *row)
+{
+    const struct engine_begun *before = &engine->begun[0];
+    if (row->follows == 0) {
+        return row->token < engine->info.vocab_size && atomic_load(&row->seq->n_begun) == 0;
+    }
+    return engine->n_begun == 1 && row->follows <= before->n_rows &&
+           before->rows[row->follows - 1].seq == row->seq &&
+           before->rows[row->follows - 1].sampling;
+}
+
+static enum status step_begin(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    bool fits = n_rows > 0 && n_rows <= engine->info.max_batch_rows && engine->n_begun < 2;
+    for (uint32_t i = 0; fits && engine->n_begun && i < engine->begun[0].n_rows; i++) {
+        fits = is_drawn_there(engine, &engine->begun[0].rows[i]);
+    }
+    for (uint32_t i = 0; fits && i < n_rows; i++) {
+        fits = has_token(engine, &rows[i]) &&
+               engine_pages_for(engine, rows[i].seq->n_tokens + 1) <= rows[i].seq->n_pages;
+    }
+    enum status status = fits ? engine->ops->step_begin(engine, rows, n_rows) : STATUS_INVALID;
+    if (status) {
+        return status;
+    }
+    engine->begun[engine->n_begun++] = (struct engine_begun){rows, n_rows};
+    for (uint32_t i = 0; i < n_rows; i++) {
+        rows[i].seq->n_tokens++;
+        atomic_fetch_add(&rows[i].seq->n_begun, 1);
+    }
+    return STATUS_OK;
+}
+
+static enum status step_end(struct engine *engine)
+{
+    const struct engine_begun over = engine->begun[0];
+    for (uint32_t i = 0; i < over.n_rows; i++) {
+        history_append(over.rows[i].seq, over.rows[i].token);
+    }
+    enum status status = engine->ops->step_end(engine, over.rows, over.n_rows);
+    engine->begun[0] = engine->begun[1];
+    engine->n_begun--;
+    for (uint32_t i = 0; i < over.n_rows; i++) {
+        atomic_fetch_sub(&over.rows[i].seq->n_begun, 1);
+    }
+    for (uint32_t i = 0; engine->n_begun && i < engine->begun[0].n_rows; i++) {
+        struct engine_row *row = &engine->begun[0].rows[i];
+        if (row->follows) {
+            row->token = over.rows[row->follows - 1].draw.id;
+            row->follows = 0;
+        }
+    }
+    if (!status) {
+        atomic_fetch_add_explicit(&engine->n_steps[engine->by_graph], 1, memory_order_relaxed);
+    }
+    engine_tick(engine);
+    return status;
+}
+
+enum status engine_step_begin(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    return engine->lookahead ? step_begin(engine, rows, n_rows) : STATUS_INVALID;
+}
+
+enum status engine_step_end(struct engine *engine)
+{
+    return engine->n_begun ? step_end(engine) : STATUS_INVALID;
+}
+
 enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
 {
+    if (engine->draws) {
+        enum status begun = engine->n_begun ? STATUS_INVALID : step_begin(engine, rows, n_rows);
+        return begun ? begun : step_end(engine);
+    }
     if (n_rows == 0 || n_rows > engine->info.max_batch_rows) {
         return STATUS_INVALID;
     }
@@ -449,6 +556,9 @@ size_t engine_tail_bytes(const struct engine *engine, uint32_t n_tokens)
 enum status engine_tail_write(struct engine *engine, struct engine_seq *seq, void *dst,
                               size_t dst_bytes)
 {
+    if (engine->n_begun) {
+        return STATUS_INVALID;
+    }
     if (dst_bytes < engine_tail_bytes(engine, seq->n_tokens)) {
         return STATUS_TOO_LARGE;
     }

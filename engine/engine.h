@@ -51,6 +51,8 @@ struct engine_options {
     uint32_t max_chunk_tokens; /* longest prompt piece of one engine_prefill call */
     uint32_t max_batch_rows;   /* most rows of one engine_step call */
     bool no_graphs; /* steps run one operation at a time also on a device that records them whole */
+    bool lookahead; /* steps are begun before the one before is over (engine_step_begin): needs a
+                       device that draws */
     bool sends; /* pages leave from host memory: a device with memory of its own keeps a copy there
                    of what is final */
     bool apart; /* tests: what a device with memory of its own needs, also where it has none */
@@ -119,6 +121,7 @@ struct engine_draw {
 struct engine_row {
     struct engine_seq *seq;
     uint32_t token;
+    uint32_t follows;                       /* of engine_step_begin alone, else 0 */
     const struct engine_sampling *sampling; /* NULL: draw nothing */
     uint32_t n_generated; /* tokens generated before the one drawn now: min_tokens counts these */
     float *logits;        /* vocab_size floats to fill, or NULL */
@@ -231,6 +234,30 @@ must_check enum status engine_prefill(struct engine *engine, struct engine_seq *
                                       const struct engine_pieces *pieces);
 /* One decode step of n_rows distinct sequences. */
 must_check enum status engine_step(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
+/* A step in two parts, of an engine opened with lookahead: two may be begun and not ended, and the
+ * second is then asked of the device before the host has seen what the first drew. `rows` are the
+ * engine's until the end, which fills them as engine_step does; ends come in the order of the
+ * begins. A row of the second whose sequence is in the first doesn't know its token: with `follows`
+ * = i + 1 it is what row i of the first draws, of the same sequence, and is written to `token` when
+ * that ended. The device must draw it (engine_draws_there), and the host must want no logits and no
+ * draw of its own of any row of the first: INVALID.
+ *
+ * From the begin to the end the sequences are the engine's: a row that turns out to have been one
+ * too many writes to its own pages and slot, which must be there until it has, so engine_seq_free
+ * of such a sequence is a fault of ours that ends the process. n_tokens counts the token from the
+ * begin on. No other compute call in between. An end that fails has ended too. */
+must_check enum status engine_step_begin(struct engine *engine, struct engine_row *rows,
+                                         uint32_t n_rows);
+must_check enum status engine_step_end(struct engine *engine);
+/* Steps begun and not ended. */
+uint32_t engine_n_begun(const struct engine *engine);
+/* Whether it was opened with lookahead. Any thread. */
+bool engine_looks_ahead(const struct engine *engine);
+/* Whether the device draws such a row, in place of the host: with the host's token. What needs more
+ * than logits and an id (log probabilities, penalties, biases, banned ids) the host draws. Any
+ * thread. */
+bool engine_draws_there(const struct engine *engine, const struct engine_sampling *sampling,
+                        uint32_t n_generated);
 /* A further draw from the logits of the last engine_prefill (samples 1..n-1 of a request with n >
  * 1). */
 must_check enum status engine_draw_again(struct engine *engine, struct engine_seq *seq,

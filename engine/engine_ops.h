@@ -25,6 +25,7 @@ struct engine_seq {
     uint32_t history_capacity;
     uint32_t n_history; /* of these the last n_history_generated were generated */
     uint32_t n_history_generated;
+    _Atomic uint32_t n_begun; /* steps begun and not ended that it is in */
     uint32_t *counts; /* penalties: vocab_size words, bit 31 = seen in the prompt, low bits = times
                          generated; made on need */
 };
@@ -32,7 +33,7 @@ struct engine_seq {
 struct engine_ops {
     const char *kind;
     /* Fills engine->info (all but n_pages/max_sequences/pool_base, which engine.c takes from the
-     * options), engine->pool_is_apart and engine->impl. */
+     * options), engine->pool_is_apart, engine->draws and engine->impl. */
     enum status (*open)(struct engine *engine, const struct engine_options *options,
                         struct error *err);
     /* Called once pool and slots exist (info.pool_base set). May be NULL. */
@@ -64,6 +65,10 @@ struct engine_ops {
                            uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
                            const struct engine_pieces *pieces);
     enum status (*step)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
+    /* A step in two parts, where engine->draws; else NULL. The begin is asked with n_tokens as
+     * before, the end, of the oldest, finds it advanced; `step` is not asked then. */
+    enum status (*step_begin)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
+    enum status (*step_end)(struct engine *engine, struct engine_row *rows, uint32_t n_rows);
     enum status (*draw_again)(struct engine *engine, struct engine_seq *seq,
                               const struct engine_sampling *sampling, uint32_t n_generated,
                               struct engine_draw *ret_draw);
@@ -79,6 +84,13 @@ struct engine {
     struct pool *pool;
     bool pool_is_apart; /* pages lie in a device and none is sent: the pool has no memory */
     _Atomic uint64_t *progress;
+    bool draws;     /* the device draws, steps are begun and ended; fixed by open */
+    bool lookahead; /* two of them at a time */
+    struct engine_begun {
+        struct engine_row *rows;
+        uint32_t n_rows;
+    } begun[2]; /* the older first; compute thread */
+    uint32_t n_begun;
     bool by_graph;               /* how the engine behind makes its steps; compute thread */
     _Atomic uint64_t n_steps[2]; /* asked for one operation at a time, and by graph */
     void *impl;

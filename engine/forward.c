@@ -62,6 +62,9 @@ enum status forward_init(struct forward *f, struct error *err)
         rank->o = floats(f, k, t, wide, &ok);
         rank->y = floats(f, k, t, d->hidden, &ok);
     }
+    if (f->ops->sample && f->group_ranks == 1) {
+        f->logits = floats(f, 0, f->max_draws, f->vocab, &ok);
+    }
     return ok ? STATUS_OK
               : error_set(err, STATUS_EXHAUSTED,
                           "no memory for the activations of %u rows: lower the chunk length",
@@ -236,6 +239,12 @@ void forward_ask_logits(struct forward *f, const uint32_t *which, uint32_t n, fl
         f->ops->head(rank->device, &rank->globals, rank->streams, which, n,
                      ret_logits + rank->vocab_first, f->vocab);
     }
+}
+
+void forward_draw(struct forward *f, const struct ops_rows *rows, const uint32_t *which)
+{
+    forward_ask_logits(f, which, rows->n_rows, f->logits);
+    f->ops->sample(f->ranks[0].device, rows, f->logits, f->vocab);
 }
 
 enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits,

@@ -39,6 +39,9 @@ struct forward {
     uint32_t n_ranks, n_layers, max_rows, vocab;
     uint32_t rank_first, group_ranks; /* ranks[0] in its group, which may have more than are here */
     bool apart;                       /* the ranks share no memory */
+    uint32_t max_draws;               /* rows of a call that draws */
+    float
+        *logits; /* [max_draws, vocab] of the last such call, the device's: NULL where none does */
     struct forward_rank ranks[FORWARD_MAX_RANKS];
 };
 
@@ -48,7 +51,8 @@ static inline uint32_t forward_n_memories(const struct forward *f)
     return f->apart ? f->n_ranks : 1;
 }
 
-/* Allocates the activations of calls of up to max_rows rows; ranks[] must be open. EXHAUSTED. */
+/* Allocates the activations of calls of up to max_rows rows, and the logits of max_draws where one
+ * device is all there is and draws; ranks[] must be open. EXHAUSTED. */
 must_check enum status forward_init(struct forward *f, struct error *err);
 /* Runs every layer over the rows. `tick` is called twice a layer, with the number of layers whose
  * cache entries have been asked for; `cancel` (may be NULL) is looked at before each: CANCELLED. */
@@ -67,7 +71,10 @@ void forward_clear_logits(const struct forward *f, float *logits, uint32_t n_row
 /* Asks for the logits of n rows of the last run: ret_logits [n, vocab], in shared memory. They are
  * there after forward_wait. */
 void forward_ask_logits(struct forward *f, const uint32_t *which, uint32_t n, float *ret_logits);
-/* The same, and waits. SYSTEM: a device failed, now or earlier in the run. */
+/* Asks for the logits of all rows of the last run, in f->logits, and has them drawn from as
+ * rows->draws says. `which` is 0, 1, ... */
+void forward_draw(struct forward *f, const struct ops_rows *rows, const uint32_t *which);
+/* As forward_ask_logits, and waits. SYSTEM: a device failed, now or earlier in the run. */
 must_check enum status forward_logits(struct forward *f, const uint32_t *which, uint32_t n,
                                       float *ret_logits, struct error *err);
 

@@ -6,8 +6,7 @@
  *
  * Who waits for a step must not take a long one for a hang, nor wait for one: the recording tells
  * how far it is every few layers, each of which ticks, and the wait ends once nothing has come for
- * STALL_NS. That is longer than a lease, after which others have already been told that this node
- * stands still, and short enough that a hung device ends the node rather than an operator.
+ * GRAPHS_STALL_NS.
  */
 #include "engine/graphs.h"
 
@@ -16,7 +15,6 @@
 #include "base/mem.h"
 
 enum { EVERY = 32, LAYERS_A_SIGN = 4, LAUNCHES_A_LAYER = 52, LAUNCH_BYTES = 4096 };
-static const uint64_t STALL_NS = UINT64_C(2000000000);
 
 bool graphs_are_here(const struct ops *ops)
 {
@@ -61,6 +59,7 @@ static void fill_up(struct graphs *g, uint32_t from, uint32_t n, uint32_t token)
         g->tokens[i] = token; /* the same for all: they ask for the same experts */
         g->positions[i] = 0;
         g->seq_of[i] = i;
+        g->draws[i] = (struct ops_draw){.is_drawn = 0};
     }
 }
 
@@ -71,7 +70,8 @@ static struct ops_rows rows_of(const struct graphs *g, uint32_t n)
                              .tokens = g->tokens,
                              .positions = g->positions,
                              .seq_of = g->seq_of,
-                             .seqs = g->seqs};
+                             .seqs = g->seqs,
+                             .draws = g->forward->logits ? g->draws : NULL};
 }
 
 /* While recording: a sign every few layers. */
@@ -96,7 +96,9 @@ static enum status ask(struct graphs *g, uint32_t n, const uint32_t *which, floa
     struct signs signs = {.forward = g->forward, .on = records};
     struct ops_rows rows = rows_of(g, n);
     enum status status = forward_run(g->forward, &rows, NULL, layer_done, &signs);
-    if (!status) {
+    if (!status && g->forward->logits) {
+        forward_draw(g->forward, &rows, which);
+    } else if (!status) {
         forward_ask_logits(g->forward, which, n, logits);
     }
     return status;
@@ -132,6 +134,7 @@ enum status graphs_record(struct graphs *g, struct forward *forward, uint32_t ma
     g->tokens = mem_array(max_rows, sizeof(*g->tokens));
     g->positions = mem_array(max_rows, sizeof(*g->positions));
     g->seq_of = mem_array(max_rows, sizeof(*g->seq_of));
+    g->draws = mem_array(max_rows, sizeof(*g->draws));
     uint32_t *which = mem_array(max_rows, sizeof(*which));
     for (uint32_t i = 0; i < max_rows; i++) {
         which[i] = i;
@@ -162,29 +165,45 @@ static const struct ops_recording *recording_for(const struct graphs *g, uint32_
     return &g->recordings[i];
 }
 
-enum status graphs_run(struct graphs *g, const struct ops_rows *rows, void (*tick)(void *cookie),
-                       void *cookie, struct error *err)
+static void gather(const struct graphs *g, struct ops_device *devices[FORWARD_MAX_RANKS])
+{
+    for (uint32_t k = 0; k < g->forward->n_ranks; k++) {
+        devices[k] = g->forward->ranks[k].device;
+    }
+}
+
+void graphs_start(struct graphs *g, const struct ops_rows *rows)
 {
     struct forward *f = g->forward;
     const struct ops_recording *recording = recording_for(g, rows->n_rows);
     struct ops_device *devices[FORWARD_MAX_RANKS];
     struct ops_rows filled = *rows;
     uint32_t n = recording->n_rows;
-    for (uint32_t k = 0; k < f->n_ranks; k++) {
-        devices[k] = f->ranks[k].device;
-    }
+    gather(g, devices);
     if (n > rows->n_rows) {
         for (uint32_t i = 0; i < rows->n_rows; i++) {
             g->seqs[i] = rows->seqs[i];
             g->tokens[i] = rows->tokens[i];
             g->positions[i] = rows->positions[i];
             g->seq_of[i] = rows->seq_of[i];
+            if (rows->draws) {
+                g->draws[i] = rows->draws[i];
+            }
         }
         fill_up(g, rows->n_rows, n, rows->tokens[0]);
         filled = rows_of(g, n);
     }
     f->ops->replay(devices, f->n_ranks, recording, &filled);
-    return f->ops->wait_moving(devices, f->n_ranks, STALL_NS, tick, cookie, err);
+}
+
+enum status graphs_run(struct graphs *g, const struct ops_rows *rows, void (*tick)(void *cookie),
+                       void *cookie, struct error *err)
+{
+    struct forward *f = g->forward;
+    struct ops_device *devices[FORWARD_MAX_RANKS];
+    gather(g, devices);
+    graphs_start(g, rows);
+    return f->ops->wait_moving(devices, f->n_ranks, GRAPHS_STALL_NS, tick, cookie, err);
 }
 
 void graphs_free(struct graphs *g)
@@ -196,5 +215,6 @@ void graphs_free(struct graphs *g)
     mem_free(g->tokens);
     mem_free(g->positions);
     mem_free(g->seq_of);
+    mem_free(g->draws);
     *g = (struct graphs){.n = 0};
 }

@@ -99,3 +99,16 @@ enum status engine_kernels_choose(const struct registry_choice *choice, const st
     buf_fini(&chosen);
     return status;
 }
+
+void engine_kernels_guess(const struct registry_choice *choice, const struct ops_dims *dims,
+                          const struct ops_limits *limits, struct ops *table)
+{
+    struct ops chosen = *table;
+    if (!choice->backend) { /* a device that only counts has no variants */
+        return;
+    }
+    enum status status = ask(choice, dims->entry_kind, dims, limits, &chosen, NULL, NULL, NULL);
+    if (!status) {
+        *table = chosen;
+    }
+}

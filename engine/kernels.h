@@ -34,4 +34,9 @@ must_check enum status engine_kernels_choose(const struct registry_choice *choic
                                              const struct ops_limits *limits, struct ops *ret_table,
                                              struct error *err);
 
+/* The same without a word, for a plan of the memory: where it would fail the table stays as it is.
+ */
+void engine_kernels_guess(const struct registry_choice *choice, const struct ops_dims *dims,
+                          const struct ops_limits *limits, struct ops *table);
+
 #endif

@@ -14,6 +14,7 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "engine/ahead.h"
 #include "engine/batch.h"
 #include "engine/engine_ops.h"
 #include "engine/forward.h"
@@ -43,7 +44,9 @@ struct model_engine {
     uint32_t drawn_tokens; /* tokens before them; 0: there was none */
     struct sampler *sampler;
     struct graphs graphs;
-    bool records; /* steps are to have graphs */
+    struct ahead ahead; /* where the device draws */
+    uint32_t *ids;      /* its */
+    bool records;       /* steps are to have graphs */
     char device_name[64];
 };
 
@@ -196,7 +199,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
     if (status) {
         goto unload;
     }
-    batch_init(&m->batch, limits.n_rows);
+    batch_init(&m->batch, limits.n_rows, limits.n_seqs);
+    engine->draws = m->forward.logits != NULL;
     m->sampler = sampler_create(info->vocab_size);
     m->records = !options->no_graphs && graphs_are_here(m->forward.ops);
     engine->pool_is_apart = m->apart && !options->sends;
@@ -271,6 +275,12 @@ static enum status model_ready(struct engine *engine, struct error *err)
         forward_clear_logits(&m->forward, m->prefill_logits, 1);
         m->which = mem_array(info->max_batch_rows, sizeof(*m->which));
     }
+    if (!status && engine->draws) {
+        void *ids = NULL;
+        status = shared_room(m, info->max_batch_rows, OPS_FENCES * sizeof(uint32_t), &ids, err);
+        m->ids = ids;
+        ahead_init(&m->ahead, &m->forward, &m->graphs, info->max_batch_rows, m->ids);
+    }
     return !status && m->records ? record(engine, err) : status;
 }
 
@@ -287,6 +297,8 @@ static void model_close(struct engine *engine)
     sampler_free(m->sampler);
     mem_free(m->logits);
     mem_free(m->which);
+    ahead_fini(&m->ahead);
+    mem_free(m->ids);
     mem_free(m->prefill_logits);
     mem_free(m);
 }
@@ -516,6 +528,47 @@ static enum status model_step(struct engine *engine, struct engine_row *rows, ui
     return STATUS_OK;
 }
 
+static bool host_wants(const struct engine_row *row)
+{
+    return row->logits || (row->sampling && !sampler_can_be_there(row->sampling, row->n_generated));
+}
+
+static enum status model_step_begin(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    struct model_engine *m = engine->impl;
+    uint32_t n = 0;
+    batch_set_drawn_step(&m->batch, rows, n_rows);
+    for (uint32_t i = 0; i < n_rows; i++) {
+        begin_seq(m, rows[i].seq);
+        if (host_wants(&rows[i])) {
+            m->which[n++] = i;
+        }
+    }
+    ahead_begin(&m->ahead, &m->batch.rows, engine->by_graph, m->which, n, m->logits, tick, engine);
+    return STATUS_OK;
+}
+
+/* A row that the host has to finish is in the last step that was begun, so its sequence's tokens
+ * are those after the step. */
+static enum status model_step_end(struct engine *engine, struct engine_row *rows, uint32_t n_rows)
+{
+    struct model_engine *m = engine->impl;
+    const uint32_t *ids;
+    struct error err;
+    enum status status = checked(ahead_end(&m->ahead, &ids, tick, engine, &err), &err);
+    for (uint32_t i = 0; i < n_rows && !status; i++) {
+        struct engine_row *row = &rows[i];
+        if (host_wants(row)) {
+            finish_row(engine, row->seq, row, m->logits + (size_t)i * engine->info.vocab_size,
+                       row->seq->n_tokens);
+        }
+        if (row->sampling && sampler_can_be_there(row->sampling, row->n_generated)) {
+            row->draw = (struct engine_draw){.id = ids[i]};
+        }
+    }
+    return status;
+}
+
 static enum status model_draw_again(struct engine *engine, struct engine_seq *seq,
                                     const struct engine_sampling *sampling, uint32_t n_generated,
                                     struct engine_draw *ret_draw)
@@ -571,6 +624,8 @@ const struct engine_ops engine_model_ops = {
     .unshare = model_unshare,
     .prefill = model_prefill,
     .step = model_step,
+    .step_begin = model_step_begin,
+    .step_end = model_step_end,
     .draw_again = model_draw_again,
     .tail_bytes = model_tail_bytes,
     .tail_write = model_tail_write,

@@ -464,6 +464,7 @@ static void begin(struct forward *f, const struct registry_choice *choice,
     f->apart = choice->apart;
     f->n_layers = config->n_layers;
     f->max_rows = limits->n_rows;
+    f->max_draws = limits->n_seqs;
     f->vocab = config->vocab_size;
 }
 
@@ -502,6 +503,7 @@ enum status model_load_plan(const struct registry_choice *choice, const struct m
     f->ops = table;
     status = open_ranks(f, choice, true, table, config, layout, exact, limits, err);
     if (!status) {
+        engine_kernels_guess(choice, &f->ranks[0].dims, limits, table);
         status = forward_init(f, err);
     }
     if (!status) {
