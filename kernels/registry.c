@@ -137,9 +137,9 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_PLAIN("products", "of the operations' `tensor`: every call by 32 outputs a block"),
     {.operation = "comm", .name = "push", .note = "up to 64 rows in one launch from GPU to GPU, more as below; the CPU's bits",
      .is_untried = true, .serves = tuned_push_serves, .install = tuned_push_comm},
+    CUDA_PLAIN("comm", "one pass over the parts, which NCCL gathers from several GPUs, in rank order; the CPU's bits"),
     {.operation = "sample", .name = "device", .note = "ids that need nothing but logits, by the host's arithmetic: its tokens; the rest on the host",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_device_sample_serves, .install = tuned_device_sample},
-    CUDA_PLAIN("comm", "one pass over the parts, which NCCL gathers from several GPUs, in rank order; the CPU's bits"),
     HOST_VARIANTS,
 };
 
