@@ -341,6 +341,18 @@ static void on_token(void *cookie, struct batch_row *row, const struct engine_dr
     sample_token(row->cookie, draw);
 }
 
+/* What sample_token will find after one more token, as far as numbers tell. */
+static bool on_goes_on(void *cookie, const struct batch_row *row)
+{
+    const struct requests *requests = cookie;
+    const struct sample *sample = row->cookie;
+    const struct request *request = sample->request;
+    uint32_t n_then = sample->n_generated + 1;
+    return sample->credit > 1 && n_then < request->wire.max_tokens &&
+           request->n_ids - request->n_generated + n_then <
+               engine_info(requests->options.engine)->max_context_tokens;
+}
+
 static void on_step_done(void *cookie)
 {
     struct requests *requests = cookie;
@@ -437,6 +449,7 @@ static const struct batcher_events batcher_events = {
     .token = on_token,
     .step_done = on_step_done,
     .row_released = on_row_released,
+    .goes_on = on_goes_on,
     .short_of_pages = on_short_of_pages,
     .prompt_started = on_prompt_started,
     .prompt_progress = on_prompt_progress,

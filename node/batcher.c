@@ -3,7 +3,16 @@
  * One unit of work is in flight at a time: a step, a chunk or a call. Everything that joins, leaves
  * or pauses does so on the loop; the unit holds copies of what the compute thread needs, so the
  * lists may change under it. The invariant: a row is in exactly one of active, paused or nowhere,
- * and `stepping` is true only while the unit in flight holds its sequence.
+ * and n_begun counts the steps begun and not over that hold its sequence, so that nobody gets it
+ * back, and with it its pages, before it is 0.
+ *
+ * Looking ahead, a unit begins a step and then ends the one before it, which was begun in the unit
+ * before: while it waits for that one the device already has the next, and while the loop tells the
+ * tokens of the one that ended, the device computes. Rows of the next whose token isn't known
+ * follow their row of the one that runs. Only where that can't be done is a step ended without
+ * another (a drain), and the choice is then made as if nobody had looked ahead: before chunks and
+ * calls; when a row of the step that runs is drawn by the host; and when pages run short, so that
+ * what is taken from whom is decided with every token known.
  *
  * Choice is made in one place (schedule), deferred to the end of a loop turn, so that all rows that
  * join in one turn are in the same step.
@@ -31,13 +40,19 @@ struct call {
     void *cookie;
 };
 
+/* The rows of a step, max_rows at most. */
+struct step {
+    struct engine_row *rows;
+    struct batch_row **members;
+    uint32_t n_rows;
+    bool is_hosts; /* the host draws a row: no step is begun before it is over */
+};
+
 struct unit {
     enum unit_kind kind;
     enum status status;
     uint64_t start_ns, end_ns;
-    struct engine_row *rows; /* a step's, max_rows of them */
-    struct batch_row **members;
-    uint32_t n_rows;
+    struct step *begins, *ends;  /* a step's: what it begins and what it ends; one may be NULL */
     struct batch_prompt *prompt; /* a chunk's */
     uint32_t n_tokens;
     struct engine_pieces pieces; /* n_pieces < 2: none */
@@ -57,6 +72,8 @@ struct batcher {
     struct list active, paused, calls;
     struct prompt_queue *prompts;
     struct unit unit;
+    struct step steps[2];
+    struct step *begun; /* in an earlier unit, and not ended: looking ahead only */
     uint32_t n_active, n_paused, n_calls;
     bool scheduled, broken;
     uint32_t n_tokens_since_step;         /* of prompts, computed since the last step */
@@ -130,8 +147,11 @@ enum status batcher_create(struct loop *loop, struct engine *engine,
     list_init(&batcher->paused);
     list_init(&batcher->calls);
     batcher->prompts = prompt_queue_create(info->max_chunk_tokens, info->page_tokens);
-    batcher->unit.rows = mem_array(batcher->options.max_rows, sizeof(struct engine_row));
-    batcher->unit.members = mem_array(batcher->options.max_rows, sizeof(struct batch_row *));
+    for (int i = 0; i < 2; i++) {
+        struct step *step = &batcher->steps[i];
+        step->rows = mem_array(batcher->options.max_rows, sizeof(*step->rows));
+        step->members = mem_array(batcher->options.max_rows, sizeof(*step->members));
+    }
     batcher->stats.running = "idle";
     batcher->stats.running_since_ns = loop_now_ns();
     *ret_batcher = batcher;
@@ -146,6 +166,10 @@ void batcher_free(struct batcher *batcher)
     loop_defer_cancel(batcher->loop, schedule, batcher);
     batcher->broken = true; /* what ends now starts nothing */
     workers_free(batcher->compute);
+    while (engine_n_begun(batcher->engine)) { /* its sequences may be freed after this */
+        enum status status = engine_step_end(batcher->engine);
+        (void)status;
+    }
     mailbox_free(batcher->pieces);
     list_for_each_safe(at, &batcher->calls)
     {
@@ -153,8 +177,10 @@ void batcher_free(struct batcher *batcher)
     }
     mem_free(batcher->unit.call);
     prompt_queue_free(batcher->prompts);
-    mem_free(batcher->unit.rows);
-    mem_free(batcher->unit.members);
+    for (int i = 0; i < 2; i++) {
+        mem_free(batcher->steps[i].rows);
+        mem_free(batcher->steps[i].members);
+    }
     mem_free(batcher);
 }
 
@@ -174,7 +200,8 @@ void batcher_row_add(struct batcher *batcher, struct batch_row *row)
 {
     assert(!row->joined);
     row->joined = true;
-    row->leaving = row->stepping = row->paused = false;
+    row->leaving = row->paused = false;
+    row->n_begun = 0;
     list_of(batcher, row, true);
     schedule_soon(batcher);
 }
@@ -185,8 +212,8 @@ bool batcher_row_remove(struct batcher *batcher, struct batch_row *row)
         list_of(batcher, row, false);
         row->joined = false;
     }
-    row->leaving = row->stepping;
-    return !row->stepping;
+    row->leaving = row->n_begun > 0;
+    return row->n_begun == 0;
 }
 
 void batcher_row_pause(struct batcher *batcher, struct batch_row *row, bool paused)
@@ -242,6 +269,19 @@ enum status batcher_call(struct batcher *batcher, void (*run)(void *cookie),
     return STATUS_OK;
 }
 
+/* Compute thread. A begin that fails leaves what was begun before it to batcher_free. */
+static enum status run_step(struct engine *engine, const struct unit *unit)
+{
+    if (unit->begins == unit->ends) {
+        return engine_step(engine, unit->begins->rows, unit->begins->n_rows);
+    }
+    enum status status = STATUS_OK;
+    if (unit->begins) {
+        status = engine_step_begin(engine, unit->begins->rows, unit->begins->n_rows);
+    }
+    return !status && unit->ends ? engine_step_end(engine) : status;
+}
+
 /* Compute thread. */
 static void unit_run(void *cookie, struct workers_job *job)
 {
@@ -251,7 +291,7 @@ static void unit_run(void *cookie, struct workers_job *job)
     if (unit->kind == UNIT_STEP && FAULT_WAIT(COMPUTE_STEP) == FAULT_FAIL) {
         unit->status = STATUS_FATAL;
     } else if (unit->kind == UNIT_STEP) {
-        unit->status = engine_step(batcher->engine, unit->rows, unit->n_rows);
+        unit->status = run_step(batcher->engine, unit);
     } else if (unit->kind == UNIT_CHUNK && FAULT_WAIT(COMPUTE_CHUNK) == FAULT_FAIL) {
         unit->status = STATUS_FATAL;
     } else if (unit->kind == UNIT_CHUNK) {
@@ -281,9 +321,11 @@ static void account(struct batcher *batcher, enum unit_kind kind, uint64_t start
         batcher->chunk_share_ns /= 2;
         batcher->share_ns = end_ns;
     }
-    if (kind == UNIT_STEP) {
+    if (kind == UNIT_STEP && !batcher->unit.ends) {
+        batcher->stats.step_ns += spent_ns; /* asked for, no more */
+    } else if (kind == UNIT_STEP) {
         batcher->stats.n_steps++;
-        batcher->stats.n_step_rows += batcher->unit.n_rows;
+        batcher->stats.n_step_rows += batcher->unit.ends->n_rows;
         batcher->stats.step_ns += spent_ns;
         batcher->step_share_ns += (double)spent_ns;
         decayed_mean(&batcher->stats.step_s, (double)spent_ns * 1e-9);
@@ -304,26 +346,27 @@ static void account(struct batcher *batcher, enum unit_kind kind, uint64_t start
     }
 }
 
-static void finish_step(struct batcher *batcher)
+static void finish_step(struct batcher *batcher, struct step *step)
 {
-    struct unit *unit = &batcher->unit;
-    uint32_t n_rows = unit->n_rows;
-    for (uint32_t i = 0; i < n_rows; i++) {
-        struct batch_row *row = unit->members[i];
-        row->stepping = false;
+    for (uint32_t i = 0; i < step->n_rows; i++) {
+        struct batch_row *row = step->members[i];
+        row->n_begun--;
         if (row->leaving) {
-            row->leaving = false;
-            batcher->events->row_released(batcher->cookie, row);
+            batcher->stats.n_too_many++;
+            if (row->n_begun == 0) {
+                row->leaving = false;
+                batcher->events->row_released(batcher->cookie, row);
+            }
             continue;
         }
-        row->token = unit->rows[i].draw.id;
+        row->token = step->rows[i].draw.id;
         row->n_generated++;
         /* More rows than a step holds: those that had their turn go to the back. */
         if (row->joined && !row->paused && batcher->n_active > batcher->options.max_rows) {
             list_of(batcher, row, false);
             list_of(batcher, row, true);
         }
-        batcher->events->token(batcher->cookie, row, &unit->rows[i].draw);
+        batcher->events->token(batcher->cookie, row, &step->rows[i].draw);
     }
     batcher->events->step_done(batcher->cookie);
 }
@@ -366,7 +409,10 @@ static void unit_done(void *cookie)
         return;
     }
     if (kind == UNIT_STEP) {
-        finish_step(batcher);
+        batcher->begun = unit->begins != unit->ends ? unit->begins : NULL;
+        if (unit->ends) {
+            finish_step(batcher, unit->ends);
+        }
     } else if (kind == UNIT_CHUNK) {
         finish_chunk(batcher, status);
     } else {
@@ -406,36 +452,113 @@ static bool reserve_pages(struct batcher *batcher)
     return true;
 }
 
+static void add_row(struct batcher *batcher, struct step *step, struct batch_row *row,
+                    uint32_t follows)
+{
+    struct engine_row *next = &step->rows[step->n_rows];
+    *next = (struct engine_row){.seq = row->seq,
+                                .token = row->token,
+                                .follows = follows,
+                                .sampling = row->sampling,
+                                .n_generated = row->n_generated + (follows > 0)};
+    step->is_hosts =
+        step->is_hosts || !engine_draws_there(batcher->engine, row->sampling, next->n_generated);
+    step->members[step->n_rows++] = row;
+    row->n_begun++;
+}
+
+static struct step *empty_step(struct batcher *batcher)
+{
+    struct step *step = &batcher->steps[batcher->begun == &batcher->steps[0]];
+    step->n_rows = 0;
+    step->is_hosts = false;
+    return step;
+}
+
+static void submit_step(struct batcher *batcher, struct step *begins, struct step *ends)
+{
+    uint64_t now_ns = loop_now_ns();
+    if (begins && batcher->last_step_start_ns &&
+        now_ns - batcher->last_step_start_ns > batcher->stats.max_gap_ns) {
+        batcher->stats.max_gap_ns = now_ns - batcher->last_step_start_ns;
+    }
+    batcher->last_step_start_ns = begins ? now_ns : batcher->last_step_start_ns;
+    batcher->unit.begins = begins;
+    batcher->unit.ends = ends;
+    unit_start(batcher, UNIT_STEP, "step");
+}
+
+/* Which row of the step it is, from 1; 0: none. */
+static uint32_t place_of(const struct step *step, const struct batch_row *row)
+{
+    for (uint32_t i = 0; i < step->n_rows && row->n_begun; i++) {
+        if (step->members[i] == row) {
+            return i + 1;
+        }
+    }
+    return 0;
+}
+
+/* The rows of the step behind the one that was begun; false where none can be begun before that is
+ * over. Pages that it reserves are the sequences' own, used or not. */
+static bool choose_ahead(struct batcher *batcher, struct step *next)
+{
+    const struct step *begun = batcher->begun;
+    if (begun->is_hosts) {
+        return false;
+    }
+    list_for_each(at, &batcher->active)
+    {
+        struct batch_row *row = list_entry(at, struct batch_row, link);
+        uint32_t follows = place_of(begun, row);
+        if (next->n_rows == batcher->options.max_rows) {
+            break;
+        }
+        if (follows && batcher->events->goes_on &&
+            !batcher->events->goes_on(batcher->cookie, row)) {
+            continue;
+        }
+        if (engine_seq_reserve(row->seq, engine_seq_n_tokens(row->seq) + 1)) {
+            return false;
+        }
+        add_row(batcher, next, row, follows);
+    }
+    return next->n_rows > 0;
+}
+
+/* With a step begun: begins the next and ends that one; or, where that can't be, only ends it. */
+static void start_ahead(struct batcher *batcher, bool drains)
+{
+    struct step *next = empty_step(batcher);
+    if (drains || !choose_ahead(batcher, next)) {
+        for (uint32_t i = 0; i < next->n_rows; i++) {
+            next->members[i]->n_begun--;
+        }
+        submit_step(batcher, NULL, batcher->begun);
+        return;
+    }
+    batcher->stats.n_ahead++;
+    submit_step(batcher, next, batcher->begun);
+}
+
 static void start_step(struct batcher *batcher)
 {
-    struct unit *unit = &batcher->unit;
+    struct step *step = empty_step(batcher);
     while (!reserve_pages(batcher)) {
         if (list_empty(&batcher->active)) {
             schedule_soon(batcher);
             return;
         }
     }
-    unit->n_rows = 0;
     list_for_each(at, &batcher->active)
     {
-        struct batch_row *row = list_entry(at, struct batch_row, link);
-        unit->members[unit->n_rows] = row;
-        unit->rows[unit->n_rows] = (struct engine_row){.seq = row->seq,
-                                                       .token = row->token,
-                                                       .sampling = row->sampling,
-                                                       .n_generated = row->n_generated};
-        row->stepping = true;
-        if (++unit->n_rows == batcher->options.max_rows) {
+        add_row(batcher, step, list_entry(at, struct batch_row, link), 0);
+        if (step->n_rows == batcher->options.max_rows) {
             break;
         }
     }
-    uint64_t now_ns = loop_now_ns();
-    if (batcher->last_step_start_ns &&
-        now_ns - batcher->last_step_start_ns > batcher->stats.max_gap_ns) {
-        batcher->stats.max_gap_ns = now_ns - batcher->last_step_start_ns;
-    }
-    batcher->last_step_start_ns = now_ns;
-    unit_start(batcher, UNIT_STEP, "step");
+    bool stays_begun = engine_looks_ahead(batcher->engine) && !step->is_hosts;
+    submit_step(batcher, step, stays_begun ? NULL : step);
 }
 
 /* How many prompt tokens may be computed before the next step. Short prompts share the room of one
@@ -489,12 +612,15 @@ static void schedule(void *cookie)
         batcher->n_tokens_since_step = 0;
     }
     uint32_t room = chunk_room(batcher);
-    if (first_call) {
+    bool wants_chunk = have_prompts && (!have_rows || (within_share && room > 0));
+    if (batcher->begun) {
+        start_ahead(batcher, first_call || wants_chunk);
+    } else if (first_call) {
         list_remove(first_call);
         batcher->n_calls--;
         batcher->unit.call = list_entry(first_call, struct call, link);
         unit_start(batcher, UNIT_CALL, "call");
-    } else if (have_prompts && (!have_rows || (within_share && room > 0))) {
+    } else if (wants_chunk) {
         start_chunk(batcher, room);
     } else if (have_rows) {
         start_step(batcher);

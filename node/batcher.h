@@ -7,6 +7,11 @@
  * long or of several short prompts, and chunks get at most `prefill_share` of the time while rows
  * are waiting for steps; with no row to step they get all of it.
  *
+ * With an engine that looks ahead a step is begun while the one before it runs, on the assumption
+ * that every row goes on. What that assumption costs is a row too many where one ended by what it
+ * drew or was removed: its draw is dropped, and until that step is over the row stays where a row
+ * in a step is. Nothing else differs: the tokens that are told, and who is told them.
+ *
  * Thread: loop. Every callback runs from the event loop, never inside a call. Owner of rows and
  * prompts: the caller; while linked here they may not be freed. Bounds: the caller's admission.
  */
@@ -33,7 +38,8 @@ struct batch_row {
     void *cookie;
     /* the batcher's own */
     struct list link;
-    bool joined, paused, stepping, leaving;
+    bool joined, paused, leaving;
+    uint32_t n_begun; /* steps begun and not over that hold its sequence */
 };
 
 /* One prompt to be prefilled here: ids are borrowed until it ended. */
@@ -57,6 +63,10 @@ struct batcher_events {
     void (*step_done)(void *cookie);
     /* batcher_row_remove answered false; now the row and its sequence are the caller's again. */
     void (*row_released)(void *cookie, struct batch_row *row);
+    /* Asked with an engine that looks ahead, of a row in the step that runs: does it go on after
+     * the token drawn there, whichever it is? False if that is its last by length, or if it would
+     * be paused then. NULL: it does. */
+    bool (*goes_on)(void *cookie, const struct batch_row *row);
     /* No page is free for `row`'s next token. Free some (end rows; nothing is stepping now) and
      * answer true, or answer false: the row is then paused until somebody frees pages and unpauses
      * it. */
@@ -89,6 +99,8 @@ struct batcher_options {
 /* What /metrics and Status show. */
 struct batcher_stats {
     uint64_t n_steps, n_step_rows, n_chunks, n_chunk_tokens;
+    uint64_t n_ahead;           /* steps that were begun before the one before was over */
+    uint64_t n_too_many;        /* rows of steps whose draw nobody wanted any more */
     uint64_t step_ns, chunk_ns; /* time spent in each */
     uint64_t max_gap_ns; /* longest time between the starts of two successive steps while a row was
                             waiting */
@@ -108,8 +120,8 @@ must_check enum status batcher_create(struct loop *loop, struct engine *engine,
 void batcher_free(struct batcher *batcher);
 
 void batcher_row_add(struct batcher *batcher, struct batch_row *row);
-/* True: the row is the caller's again. False: it is in the step now running; row_released follows,
- * and no token does. */
+/* True: the row is the caller's again. False: it is in a step that runs, or that was begun behind
+ * it; row_released follows when the last of them is over, and no token does. */
 bool batcher_row_remove(struct batcher *batcher, struct batch_row *row);
 /* A paused row keeps its place and pages and is in no step. */
 void batcher_row_pause(struct batcher *batcher, struct batch_row *row, bool paused);

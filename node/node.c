@@ -558,6 +558,7 @@ static enum status open_engine(struct node *node, struct error *err)
     node_engine_options(node->config.options, &options);
     options.sends = node->config.role == BATON__ROLE__ROLE_PREFILL;
     options.no_graphs = options.no_graphs || options.sends; /* it makes no decode steps */
+    options.lookahead = options.lookahead && !options.sends;
     if (strcmp(options.kind, "model") == 0 && !options.model_dir) {
         return error_set(
             err, STATUS_INVALID,

@@ -7,7 +7,7 @@
 #include "engine/kernels.h"
 
 const char *const node_engine_names[] = {"model", "sim", NULL};
-const char *const node_graphs_names[] = {"off", "on", NULL};
+const char *const node_switch_names[] = {"off", "on", NULL};
 
 void node_engine_options(const struct node_options *options, struct engine_options *ret_options)
 {
@@ -18,6 +18,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         .device = options->device,
         .exact = options->exact,
         .no_graphs = options->graphs == 0,
+        .lookahead = options->lookahead != 0,
         .n_threads = (uint32_t)options->threads,
         .max_sequences = (uint32_t)options->max_sequences,
         .n_pages = (uint32_t)options->pages,

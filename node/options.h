@@ -26,7 +26,7 @@ struct node_options {
     struct opt_list kernels, allow_reference;
     bool list_kernels;
     bool exact;
-    int graphs;
+    int graphs, lookahead;
     int64_t threads, max_sequences, pages, max_context_tokens, chunk_tokens;
     uint64_t memory_limit;
     double sim_prefill_tokens_per_s, sim_step_ms;
@@ -43,7 +43,7 @@ struct node_options {
 };
 
 extern const char *const node_engine_names[]; /* model, sim */
-extern const char *const node_graphs_names[]; /* off, on */
+extern const char *const node_switch_names[]; /* off, on */
 
 void node_engine_options(const struct node_options *options, struct engine_options *ret_options);
 
@@ -117,10 +117,16 @@ bool node_options_answered(const struct node_options *options, const char *progr
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
                     "Turn the quantisers' simulation off: for comparison with fp32 references."),  \
         NODE_CHOICE(                                                                               \
-            T, M, graphs, "graphs", "off", node_graphs_names,                                      \
+            T, M, graphs, "graphs", "off", node_switch_names,                                      \
             "on: a GPU records its decode steps at start, one graph for each size of batch, and "  \
             "a start that can't is refused; off: every kernel is launched by itself. The same "    \
             "tokens. Not yet run on a card. A CPU and a prefill node record nothing."),            \
+        NODE_CHOICE(                                                                               \
+            T, M, lookahead, "lookahead", "off", node_switch_names,                                \
+            "on: a step is asked of the GPU before the host has seen the tokens of the one "       \
+            "before, which --kernel sample=device draws there, on one GPU; where that can't be "   \
+            "the start is refused. off: one after the other. The same tokens. Not yet run on a "   \
+            "card. A prefill node makes no steps."),                                               \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \
                     "Threads of the CPU backend; 0: one per core."),                               \
         NODE_OPTION(T, M, OPT_INT, max_sequences, "max-sequences", "N", "16", 1, 65536,            \

@@ -284,7 +284,7 @@ int main(int argc, char **argv)
                                          513, 1000, 2049, 4096, 16384, 129280, 131073};
         bool is_small = argc > 2 && strcmp(argv[2], "small") == 0;
         for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-            device(&ops, sizes[i], is_small ? (sizes[i] > 5000 ? 2 : 12) : 40);
+            device(&ops, sizes[i], is_small ? (sizes[i] > 5000 ? 2 : 6) : 40);
         }
     }
     printf("%u checked, %u wrong\n", n_checked, n_failed);
