@@ -35,7 +35,7 @@ struct preflight {
     void *cookie;
     struct region *source;
     uint8_t *memory;
-    uint64_t memory_bytes;
+    struct put_preflight_source from; /* its region NULL: puts read `memory` itself */
     enum stage stage;
     uint32_t slot_i;
     uint64_t put_cost_ns, bandwidth_bytes_per_s;
@@ -107,7 +107,9 @@ static void preflight_end(struct preflight *preflight, enum status status)
             preflight->bandwidth_bytes_per_s;
     }
     peer->preflight = NULL;
-    region_free(preflight->source);
+    if (!preflight->from.region) {
+        region_free(preflight->source);
+    }
     put_preflight_fn done = preflight->done;
     void *cookie = preflight->cookie;
     preflight_free(preflight);
@@ -117,7 +119,8 @@ static void preflight_end(struct preflight *preflight, enum status status)
 static uint32_t runs_pattern(const struct preflight *preflight, struct put_run *runs)
 {
     const struct put_slot *slot = &preflight->slots[preflight->slot_i];
-    runs[0] = (struct put_run){0, slot->remote_region, slot->remote_offset, slot->bytes};
+    runs[0] = (struct put_run){preflight->from.offset, slot->remote_region, slot->remote_offset,
+                               slot->bytes};
     return 1;
 }
 
@@ -126,7 +129,8 @@ static uint32_t runs_small(const struct preflight *preflight, struct put_run *ru
 {
     for (uint32_t i = 0; i < N_SMALL; i++) {
         const struct put_slot *slot = &preflight->slots[i % preflight->n_slots];
-        runs[i] = (struct put_run){0, slot->remote_region, slot->remote_offset, SMALL_BYTES};
+        runs[i] = (struct put_run){preflight->from.offset, slot->remote_region, slot->remote_offset,
+                                   SMALL_BYTES};
     }
     return N_SMALL;
 }
@@ -137,7 +141,8 @@ static uint32_t runs_bulk(const struct preflight *preflight, struct put_run *run
     for (uint64_t bytes = 0; bytes < BULK_BYTES && n < PUT_MAX_RUNS; n++) {
         const struct put_slot *slot = &preflight->slots[n % preflight->n_slots];
         uint64_t piece = slot->bytes < BULK_BYTES - bytes ? slot->bytes : BULK_BYTES - bytes;
-        runs[n] = (struct put_run){0, slot->remote_region, slot->remote_offset, piece};
+        runs[n] = (struct put_run){preflight->from.offset, slot->remote_region, slot->remote_offset,
+                                   piece};
         bytes += piece;
     }
     return n;
@@ -145,11 +150,21 @@ static uint32_t runs_bulk(const struct preflight *preflight, struct put_run *run
 
 static enum status preflight_next(struct preflight *preflight, struct error *err)
 {
+    const struct put_preflight_source *from = &preflight->from;
     struct put_run *runs = mem_array(PUT_MAX_RUNS, sizeof runs[0]);
     uint32_t n;
     if (preflight->stage == STAGE_WARM || preflight->stage == STAGE_PATTERN) {
-        put_pattern_fill(preflight->memory, preflight->slots[preflight->slot_i].bytes,
+        uint64_t bytes = preflight->slots[preflight->slot_i].bytes;
+        put_pattern_fill(preflight->memory, bytes,
                          put_pattern_seed(preflight->seed, preflight->slot_i));
+        enum status status =
+            from->region ? from->write(from->cookie, region_base(from->region) + from->offset,
+                                       preflight->memory, bytes)
+                         : STATUS_OK;
+        if (status != STATUS_OK) {
+            mem_free(runs);
+            return error_set(err, status, "the pattern can't be written where puts read it");
+        }
         n = runs_pattern(preflight, runs);
     } else if (preflight->stage == STAGE_SMALL) {
         n = runs_small(preflight, runs);
@@ -219,6 +234,13 @@ static enum status slots_check(const struct put_slot *slots, uint32_t n_slots,
 enum status put_preflight(struct put_peer *peer, const struct put_slot *slots, uint32_t n_slots,
                           uint64_t seed, put_preflight_fn done, void *cookie, struct error *err)
 {
+    return put_preflight_from(peer, NULL, slots, n_slots, seed, done, cookie, err);
+}
+
+enum status put_preflight_from(struct put_peer *peer, const struct put_preflight_source *source,
+                               const struct put_slot *slots, uint32_t n_slots, uint64_t seed,
+                               put_preflight_fn done, void *cookie, struct error *err)
+{
     uint64_t max_bytes = 0;
     enum status status = slots_check(slots, n_slots, &max_bytes, err);
     if (status != STATUS_OK) {
@@ -227,6 +249,10 @@ enum status put_preflight(struct put_peer *peer, const struct put_slot *slots, u
     if (peer->preflight != NULL) {
         return error_set(err, STATUS_EXISTS, "a preflight of peer %s is running", peer->name);
     }
+    if (source != NULL && source->bytes < max_bytes) {
+        return error_set(err, STATUS_INVALID, "a preflight over slots of %llu bytes from %llu",
+                         (unsigned long long)max_bytes, (unsigned long long)source->bytes);
+    }
     struct preflight *preflight = mem_zalloc(sizeof *preflight);
     preflight->peer = peer;
     preflight->seed = seed;
@@ -234,20 +260,26 @@ enum status put_preflight(struct put_peer *peer, const struct put_slot *slots, u
     preflight->cookie = cookie;
     preflight->n_slots = n_slots;
     memcpy(preflight->slots, slots, n_slots * sizeof slots[0]);
-    preflight->memory_bytes = max_bytes;
     preflight->memory = mem_try_aligned(4096, max_bytes);
     if (preflight->memory == NULL) {
         mem_free(preflight);
         return error_set(err, STATUS_EXHAUSTED, "no memory for a preflight of %llu bytes",
                          (unsigned long long)max_bytes);
     }
-    status = region_register_source(peer->transport, preflight->memory, max_bytes, REGION_HOST,
-                                    &preflight->source, err);
+    if (source != NULL) {
+        preflight->from = *source;
+        preflight->source = source->region;
+    } else {
+        status = region_register_source(peer->transport, preflight->memory, max_bytes, REGION_HOST,
+                                        &preflight->source, err);
+    }
     if (status == STATUS_OK) {
         status = preflight_next(preflight, err);
     }
     if (status != STATUS_OK) {
-        region_free(preflight->source);
+        if (source == NULL) {
+            region_free(preflight->source);
+        }
         preflight_free(preflight);
         return status;
     }

@@ -157,6 +157,23 @@ must_check enum status put_preflight(struct put_peer *peer, const struct put_slo
                                      uint32_t n_slots, uint64_t seed, put_preflight_fn done,
                                      void *cookie, struct error *err);
 
+/* Where a preflight's puts read from when that is no memory of its own: device memory. Nobody else
+ * writes there before `done`, or before the transport is closed. */
+struct put_preflight_source {
+    struct region *region;
+    uint64_t offset, bytes; /* as many as the largest slot */
+    /* Copies host memory into that of the region. */
+    enum status (*write)(void *cookie, void *dst, const void *src, size_t bytes);
+    void *cookie;
+};
+
+/* The same from there; `source` is copied. */
+must_check enum status put_preflight_from(struct put_peer *peer,
+                                          const struct put_preflight_source *source,
+                                          const struct put_slot *slots, uint32_t n_slots,
+                                          uint64_t seed, put_preflight_fn done, void *cookie,
+                                          struct error *err);
+
 /* The seed of slot i, and word w (8 bytes, little-endian) of a pattern: splitmix64's output
  * function of seed + (w + 1) * 0x9e3779b97f4a7c15. */
 uint64_t put_pattern_seed(uint64_t seed, uint32_t slot_i);

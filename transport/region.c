@@ -85,12 +85,13 @@ enum status region_create_landing(struct transport *t, size_t bytes, struct regi
 }
 
 enum status region_register_landing(struct transport *t, void *base, size_t bytes,
-                                    struct region **ret_region, struct error *err)
+                                    enum region_memory memory, struct region **ret_region,
+                                    struct error *err)
 {
     if (base == NULL) {
         return error_set(err, STATUS_INVALID, "a landing area without an address");
     }
-    return region_open(t, base, bytes, true, REGION_DEVICE, ret_region, err);
+    return region_open(t, base, bytes, true, memory, ret_region, err);
 }
 
 enum status region_register_source(struct transport *t, void *base, size_t bytes,

@@ -25,18 +25,31 @@ enum region_memory { REGION_HOST = 0, REGION_DEVICE = 1 };
 must_check enum status region_create_landing(struct transport *transport, size_t bytes,
                                              struct region **ret_region, struct error *err);
 
-/* Registers device memory [base, base + bytes), allocated by the caller as one allocation, as a
- * landing area. STATUS_UNSUPPORTED when this UCX has no CUDA support or takes the memory for host
- * memory: use a host landing area and copy. The memory must outlive the region. */
+/* Registers memory [base, base + bytes) of the caller's as a landing area. It should be an
+ * allocation of its own: over cuda_ipc a peer maps the whole allocation. STATUS_UNSUPPORTED when
+ * it is device memory and this UCX has no CUDA support or takes it for host memory: use a host
+ * landing area and copy. The memory must outlive the region. */
 must_check enum status region_register_landing(struct transport *transport, void *base,
-                                               size_t bytes, struct region **ret_region,
-                                               struct error *err);
+                                               size_t bytes, enum region_memory memory,
+                                               struct region **ret_region, struct error *err);
 
 /* Registers [base, base + bytes) as a source of puts, for local reading only. The memory (the
  * caller's) must outlive the region. Errors as above. */
 must_check enum status region_register_source(struct transport *transport, void *base, size_t bytes,
                                               enum region_memory memory, struct region **ret_region,
                                               struct error *err);
+
+/* How a put to ourselves went. */
+struct region_probe {
+    uint64_t put_ns; /* put and flush of it */
+    char lanes[256]; /* of the endpoint, as put_peer_lanes */
+};
+
+/* Puts the first `bytes` of a source into a landing area of the same transport, by an endpoint to
+ * this process, and waits for it, a few seconds at most: at start, before there are peers. What
+ * then lies there is for the caller to compare. Errors: those of putting, with a text. */
+must_check enum status region_probe(struct region *source, struct region *landing, size_t bytes,
+                                    struct region_probe *ret_probe, struct error *err);
 
 /* Unmaps. No put that reads from it may be alive (a bug of the caller, asserted). Peers that hold
  * its key may still hold a mapping of shared memory: the memory of a landing area is gone for this

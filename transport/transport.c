@@ -220,6 +220,9 @@ static void *thread_main(void *arg)
 {
     struct transport *t = arg;
     uint64_t idle_since_ns = 0;
+    if (t->options.attach) {
+        t->options.attach(t->options.attach_cookie);
+    }
     t->now_ns = loop_now_ns();
     for (;;) {
         struct turn turn = thread_turn(t);
@@ -321,6 +324,9 @@ enum status transport_open(struct loop *loop, const struct transport_options *op
     list_init(&t->peers);
     list_init(&t->orphans);
     enum status status = options_fill(&t->options, err);
+    if (status == STATUS_OK && options->attach) {
+        options->attach(options->attach_cookie);
+    }
     if (status == STATUS_OK) {
         status = ucx_open(options, &t->ucx, err);
     }
@@ -366,6 +372,11 @@ void transport_close(struct transport *t)
 const uint8_t *transport_worker_address(const struct transport *t, size_t *ret_bytes)
 {
     return ucx_address(t->ucx, ret_bytes);
+}
+
+const char *transport_ucx_text(const struct transport *t)
+{
+    return ucx_text(t->ucx);
 }
 
 bool transport_has_device_memory(const struct transport *t)

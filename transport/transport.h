@@ -41,11 +41,14 @@ struct transport_options {
     uint64_t stall_ns;   /* bytes outstanding and no completion for so long: stalled; 0 = 1.5 s */
     uint64_t connect_timeout_ns; /* from put_peer_connect to up; 0 = 5 s */
     uint64_t spin_ns;            /* polling before the put thread sleeps; 0 = 50 us */
-    bool device_regions;     /* device memory will be registered: shared memory is left out of the
-                                transports unless `tls` says otherwise (its failures hide deaths) */
-    const char *tls;         /* UCX transport list, NULL = UCX's choice */
-    const char *net_devices; /* UCX device list, NULL = all */
-    const char *tcp_port_range; /* "low-high" the tcp transport may bind, NULL = any */
+    bool device_regions; /* device memory will be registered: shared memory is left out of the
+                            transports unless `tls` says otherwise (its failures hide deaths) */
+    void (*attach)(void *cookie); /* runs first of all on the put thread, and on the caller's before
+                                     UCX is opened: there the device becomes theirs; or NULL */
+    void *attach_cookie;          /* must outlive the transport */
+    const char *tls;              /* UCX transport list, NULL = UCX's choice */
+    const char *net_devices;      /* UCX device list, NULL = all */
+    const char *tcp_port_range;   /* "low-high" the tcp transport may bind, NULL = any */
 };
 
 /* Opens UCX and starts the put thread. `loop` is where callbacks run; it must outlive the
@@ -71,6 +74,9 @@ const uint8_t *transport_worker_address(const struct transport *transport, size_
 /* Can memory of this kind be registered (region.h)? `device` asks for CUDA memory; host is always
  * yes. */
 bool transport_has_device_memory(const struct transport *transport);
+
+/* The UCX that is used, as "UCX 1.22.0 of /opt/ucx/lib/libucp.so.0"; of the transport. */
+const char *transport_ucx_text(const struct transport *transport);
 
 /* Counters since open and gauges of now. */
 struct transport_stats {

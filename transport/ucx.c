@@ -32,6 +32,7 @@ struct ucx {
     int event_fd;
     struct ucx_version version;
     bool has_device_memory;
+    char text[192];   /* which UCX this is */
     uint8_t *address; /* in its envelope */
     size_t address_bytes;
 };
@@ -265,6 +266,27 @@ static enum status worker_open(struct ucx *ucx, struct error *err)
     return STATUS_OK;
 }
 
+/* Which library the loader found, and whether it has what the headers of this build promised: newer
+ * libraries serve older headers, never the other way round. */
+static enum status library_look(struct ucx *ucx, struct error *err)
+{
+    unsigned major, minor, patch;
+    Dl_info info = {0};
+    void *function = dlsym(RTLD_DEFAULT, "ucp_get_version"); /* not our own stub of it */
+    ucp_get_version(&major, &minor, &patch);
+    ucx->version = (struct ucx_version){(uint8_t)major, (uint8_t)minor};
+    bool found = function != NULL && dladdr(function, &info) != 0 && info.dli_fname != NULL;
+    snprintf(ucx->text, sizeof ucx->text, "UCX %u.%u.%u of %.150s", major, minor, patch,
+             found ? info.dli_fname : "?");
+    if (major != UCP_API_MAJOR || minor < UCP_API_MINOR) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "built with the headers of UCX %d.%d, but the loader found %s: put the "
+                         "libraries of the build first (LD_LIBRARY_PATH), or build with these",
+                         UCP_API_MAJOR, UCP_API_MINOR, ucx->text);
+    }
+    return STATUS_OK;
+}
+
 enum status ucx_open(const struct transport_options *options, struct ucx **ret_ucx,
                      struct error *err)
 {
@@ -278,10 +300,10 @@ enum status ucx_open(const struct transport_options *options, struct ucx **ret_u
         log_warn("transport", "this UCX passes us by: a tcp peer's death may abort this process");
     }
     struct ucx *ucx = mem_zalloc(sizeof *ucx);
-    unsigned major, minor, patch;
-    ucp_get_version(&major, &minor, &patch);
-    ucx->version = (struct ucx_version){(uint8_t)major, (uint8_t)minor};
-    enum status status = context_open(ucx, options, err);
+    enum status status = library_look(ucx, err);
+    if (status == STATUS_OK) {
+        status = context_open(ucx, options, err);
+    }
     if (status != STATUS_OK) {
         goto free_ucx;
     }
@@ -299,7 +321,7 @@ enum status ucx_open(const struct transport_options *options, struct ucx **ret_u
                            ucx->address_bytes);
         goto destroy_worker;
     }
-    log_info("transport", "UCX %u.%u.%u, memory kinds: %s, address %zu bytes", major, minor, patch,
+    log_info("transport", "%s, memory kinds: %s, address %zu bytes", ucx->text,
              ucx->has_device_memory ? "host, device" : "host", ucx->address_bytes);
     *ret_ucx = ucx;
     return STATUS_OK;
@@ -328,6 +350,11 @@ void ucx_close(struct ucx *ucx)
 struct ucx_version ucx_version(const struct ucx *ucx)
 {
     return ucx->version;
+}
+
+const char *ucx_text(const struct ucx *ucx)
+{
+    return ucx->text;
 }
 
 bool ucx_has_device_memory(const struct ucx *ucx)

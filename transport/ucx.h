@@ -30,6 +30,7 @@ void ucx_close(struct ucx *ucx);
 
 struct ucx_version ucx_version(const struct ucx *ucx);
 bool ucx_has_device_memory(const struct ucx *ucx);
+const char *ucx_text(const struct ucx *ucx); /* transport_ucx_text */
 
 /* This worker's address in its envelope; owned by ucx. */
 const uint8_t *ucx_address(const struct ucx *ucx, size_t *ret_bytes);

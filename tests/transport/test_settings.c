@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <ucs/config/global_opts.h>
+
 #include "base/buf.h"
 #include "base/mem.h"
 #include "base/metrics.h"
@@ -256,13 +258,13 @@ static void device_memory(void **state)
     side_open(&side, NULL);
     if (transport_has_device_memory(side.transport)) {
         /* host memory offered as device memory */
-        assert_int_not_equal(
-            region_register_landing(side.transport, memory, sizeof memory, &region, &err),
-            STATUS_OK);
+        assert_int_not_equal(region_register_landing(side.transport, memory, sizeof memory,
+                                                     REGION_DEVICE, &region, &err),
+                             STATUS_OK);
     } else {
-        assert_int_equal(
-            region_register_landing(side.transport, memory, sizeof memory, &region, &err),
-            STATUS_UNSUPPORTED);
+        assert_int_equal(region_register_landing(side.transport, memory, sizeof memory,
+                                                 REGION_DEVICE, &region, &err),
+                         STATUS_UNSUPPORTED);
         assert_non_null(strstr(err.text, "CUDA"));
         assert_int_equal(region_register_source(side.transport, memory, sizeof memory,
                                                 REGION_DEVICE, &region, &err),
@@ -270,6 +272,59 @@ static void device_memory(void **state)
     }
     assert_null(region);
     side_close(&side);
+}
+
+/* MEMTYPE_CACHE: what UCX itself then holds, on or off or as it likes; the operator's stands. */
+static void memory_type_cache(void **state)
+{
+    for (int i = 0; i < 2; i++) {
+        struct side side;
+        if (i == 1) {
+            setenv("UCX_MEMTYPE_CACHE", "y", 1);
+            ucs_global_opts.enable_memtype_cache = UCS_YES; /* as the loader would have read it */
+        }
+        side_open(&side, NULL);
+        assert_int_equal(ucs_global_opts.enable_memtype_cache, i == 0 ? UCS_NO : UCS_YES);
+        side_close(&side);
+        unsetenv("UCX_MEMTYPE_CACHE");
+    }
+}
+
+/* What a start asks of a transport: a put to ourselves that arrives whole, by tcp as by shared
+ * memory; and which library did it. A source has no key to put to. */
+static void probe(void **state)
+{
+    static const struct transport_options ways[] = {{.device_regions = true}, {.tls = NULL}};
+    static uint8_t from[70000], to[70000];
+    for (size_t i = 0; i < 2; i++) {
+        struct side side;
+        struct region *source, *landing;
+        struct region_probe result = {.put_ns = 0};
+        struct error err = {""};
+        side_open(&side, &ways[i]);
+        put_pattern_fill(from, sizeof from, 7 + i);
+        memset(to, 0, sizeof to);
+        assert_int_equal(
+            region_register_source(side.transport, from, sizeof from, REGION_HOST, &source, &err),
+            STATUS_OK);
+        assert_int_equal(
+            region_register_landing(side.transport, to, sizeof to, REGION_HOST, &landing, &err),
+            STATUS_OK);
+        assert_int_equal(region_probe(source, landing, 65536, &result, &err), STATUS_OK);
+        assert_memory_equal(to, from, 65536);
+        assert_int_equal(to[65536], 0);
+        assert_true(result.put_ns > 0 && result.lanes[0] != 0);
+        assert_int_equal(strstr(result.lanes, "tcp") != NULL && !strstr(result.lanes, "posix") &&
+                             !strstr(result.lanes, "sysv"),
+                         i == 0);
+        assert_int_equal(region_probe(source, landing, sizeof from + 1, &result, &err),
+                         STATUS_INVALID);
+        assert_int_equal(region_probe(source, source, 8, &result, &err), STATUS_INVALID);
+        assert_non_null(strstr(transport_ucx_text(side.transport), "libucp"));
+        region_free(landing);
+        region_free(source);
+        side_close(&side);
+    }
 }
 
 /* A process with device regions leaves shared memory out. */
@@ -286,6 +341,7 @@ static void device_leaves_shared_memory_out(void **state)
     assert_true(side_wait(&side, &watched.up, 5000));
     assert_null(strstr(put_peer_lanes(watched.peer), "sysv"));
     assert_null(strstr(put_peer_lanes(watched.peer), "posix"));
+    assert_non_null(strstr(put_peer_lanes(watched.peer), "tcp")); /* which tells of deaths */
     watched_close(&watched, &side);
     side_close(&side);
     pair_end(&pair);
@@ -349,7 +405,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(keepalive),           cmocka_unit_test(tcp_segments),
         cmocka_unit_test(tcp_segments_effect), cmocka_unit_test(bad_options),
         cmocka_unit_test(device_memory),       cmocka_unit_test(device_leaves_shared_memory_out),
-        cmocka_unit_test(puts_are_bounded),
+        cmocka_unit_test(puts_are_bounded),    cmocka_unit_test(probe),
+        cmocka_unit_test(memory_type_cache),
     };
     signals_look();
     return cmocka_run_group_tests(tests, NULL, NULL);
