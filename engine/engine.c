@@ -399,6 +399,38 @@ void engine_unshare(struct engine *engine, void *memory)
     }
 }
 
+enum status engine_device_alloc(struct engine *engine, size_t bytes, uint8_t **ret_memory,
+                                enum engine_memory_kind *ret_kind, struct error *err)
+{
+    if (!engine->ops->device_alloc) {
+        return error_set(err, STATUS_UNSUPPORTED, "%s has no memory but the host's",
+                         engine->info.device_name);
+    }
+    return engine->ops->device_alloc(engine, bytes, ret_memory, ret_kind, err);
+}
+
+void engine_device_attach(struct engine *engine)
+{
+    if (engine->ops->device_attach) {
+        engine->ops->device_attach(engine);
+    }
+}
+
+enum status engine_device_move(struct engine *engine, void *dst, const void *src, size_t bytes)
+{
+    return engine->ops->device_move ? engine->ops->device_move(engine, dst, src, bytes)
+                                    : STATUS_UNSUPPORTED;
+}
+
+enum status engine_device_sum(struct engine *engine, uint64_t transfer_id, uint32_t parcel_seq,
+                              const struct parcel_piece *pieces, uint32_t n_pieces,
+                              uint64_t *ret_checksum)
+{
+    return engine->ops->device_sum ? engine->ops->device_sum(engine, transfer_id, parcel_seq,
+                                                             pieces, n_pieces, ret_checksum)
+                                   : STATUS_UNSUPPORTED;
+}
+
 enum status engine_prefill(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,
                            uint32_t n_ids, struct engine_row *row, const _Atomic bool *cancel,
                            const struct engine_pieces *pieces)

@@ -221,6 +221,31 @@ must_check enum status engine_share(struct engine *engine, void *memory, size_t 
                                     struct error *err);
 void engine_unshare(struct engine *engine, void *memory);
 
+/* --- Memory of the device, for bytes that leave from it and land in it without a stop in the
+ * host's. Pages lie in it where engine_page_address says, one after the other from page 0 on.
+ * UNSUPPORTED: there is no device with memory of its own.
+ * --------------------------------------------------- */
+
+/* What a transport has to take it for. */
+enum engine_memory_kind { ENGINE_MEMORY_HOST, ENGINE_MEMORY_CUDA };
+
+/* Zeroed memory of the device that accepts parcels, an allocation of its own; freed by
+ * engine_close. Loop thread, before the first compute call. EXHAUSTED. */
+must_check enum status engine_device_alloc(struct engine *engine, size_t bytes,
+                                           uint8_t **ret_memory, enum engine_memory_kind *ret_kind,
+                                           struct error *err);
+/* The calling thread is going to use that memory by way of a library that asks the driver. Any
+ * thread. */
+void engine_device_attach(struct engine *engine);
+/* Copies between it and the host's, or within either. Any thread. SYSTEM. */
+must_check enum status engine_device_move(struct engine *engine, void *dst, const void *src,
+                                          size_t bytes);
+/* The checksum of a parcel that lies in it, over its pieces in place (dst ignored). Any thread.
+ * SYSTEM. */
+must_check enum status engine_device_sum(struct engine *engine, uint64_t transfer_id,
+                                         uint32_t parcel_seq, const struct parcel_piece *pieces,
+                                         uint32_t n_pieces, uint64_t *ret_checksum);
+
 /* --- Compute: the compute thread, one call at a time
  * --------------------------------------------------- */
 

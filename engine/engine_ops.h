@@ -59,6 +59,14 @@ struct engine_ops {
                                  uint64_t expected_checksum);
     enum status (*share)(struct engine *engine, void *memory, size_t bytes, struct error *err);
     void (*unshare)(struct engine *engine, void *memory);
+    /* As in engine.h; all NULL where no device has memory of its own. */
+    enum status (*device_alloc)(struct engine *engine, size_t bytes, uint8_t **ret_memory,
+                                enum engine_memory_kind *ret_kind, struct error *err);
+    void (*device_attach)(struct engine *engine);
+    enum status (*device_move)(struct engine *engine, void *dst, const void *src, size_t bytes);
+    enum status (*device_sum)(struct engine *engine, uint64_t transfer_id, uint32_t parcel_seq,
+                              const struct parcel_piece *pieces, uint32_t n_pieces,
+                              uint64_t *ret_checksum);
     /* As in engine.h. n_tokens of the sequence is advanced by engine.c after success; inside the
      * call the position of ids[0] is seq->n_tokens. Draws go through sampler.h. */
     enum status (*prefill)(struct engine *engine, struct engine_seq *seq, const uint32_t *ids,

@@ -451,6 +451,44 @@ static void model_unshare(struct engine *engine, void *memory)
     }
 }
 
+static enum status model_device_alloc(struct engine *engine, size_t bytes, uint8_t **ret_memory,
+                                      enum engine_memory_kind *ret_kind, struct error *err)
+{
+    struct model_engine *m = engine->impl;
+    enum ops_memory kind = OPS_MEMORY_HOST;
+    enum status status = store_alloc_shown(&m->store, bytes, ret_memory, &kind, err);
+    if (!status) {
+        *ret_kind = kind == OPS_MEMORY_CUDA ? ENGINE_MEMORY_CUDA : ENGINE_MEMORY_HOST;
+    }
+    return status;
+}
+
+static void model_device_attach(struct engine *engine)
+{
+    struct model_engine *m = engine->impl;
+    if (m->forward.ops->attach) {
+        m->forward.ops->attach(m->forward.ranks[0].device);
+    }
+}
+
+static enum status model_device_move(struct engine *engine, void *dst, const void *src,
+                                     size_t bytes)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    return told(store_move(&m->store, dst, src, bytes, &err), &err);
+}
+
+static enum status model_device_sum(struct engine *engine, uint64_t transfer_id,
+                                    uint32_t parcel_seq, const struct parcel_piece *pieces,
+                                    uint32_t n_pieces, uint64_t *ret_checksum)
+{
+    struct model_engine *m = engine->impl;
+    struct error err;
+    return told(store_sum(&m->store, transfer_id, parcel_seq, pieces, n_pieces, ret_checksum, &err),
+                &err);
+}
+
 /* Runs the rows of m->batch. Without logits to wait for, waits here: who hands the pages on must
  * find them written. */
 static enum status run(struct watch *watch, const uint32_t *which, uint32_t n, float *ret_logits,
@@ -620,6 +658,10 @@ const struct engine_ops engine_model_ops = {
     .page_copy = model_page_copy,
     .page_read = model_page_read,
     .accept_parcel = model_accept_parcel,
+    .device_alloc = model_device_alloc,
+    .device_attach = model_device_attach,
+    .device_move = model_device_move,
+    .device_sum = model_device_sum,
     .share = model_share,
     .unshare = model_unshare,
     .prefill = model_prefill,

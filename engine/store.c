@@ -304,10 +304,10 @@ enum status store_page_read(struct store *s, uint32_t page, uint8_t *dst, struct
     return move(s, 0, dst, page_of(s, 0, page), s->layout->page_bytes, err);
 }
 
-/* The parcel into one room, and whether it lies there as it was sent. */
-static enum status accept_one(struct store *s, uint32_t room, const struct parcel_key *key,
-                              const struct parcel_piece *pieces, uint32_t n_pieces,
-                              uint64_t expected_checksum, struct error *err)
+/* The pieces into one room, and the checksum of what then lies there. */
+static enum status take(struct store *s, uint32_t room, const struct parcel_key *key,
+                        const struct parcel_piece *pieces, uint32_t n_pieces,
+                        uint64_t *ret_checksum, struct error *err)
 {
     struct parcel_sum sum;
     uint64_t bytes = 0;
@@ -318,7 +318,18 @@ static enum status accept_one(struct store *s, uint32_t room, const struct parce
     for (uint32_t i = 0; i < n_pieces; i++) {
         bytes += pieces[i].bytes;
     }
-    return parcel_digest(&sum, bytes) == expected_checksum ? STATUS_OK : STATUS_CHECKSUM;
+    *ret_checksum = parcel_digest(&sum, bytes);
+    return STATUS_OK;
+}
+
+/* The parcel into one room, and whether it lies there as it was sent. */
+static enum status accept_one(struct store *s, uint32_t room, const struct parcel_key *key,
+                              const struct parcel_piece *pieces, uint32_t n_pieces,
+                              uint64_t expected_checksum, struct error *err)
+{
+    uint64_t checksum;
+    enum status status = take(s, room, key, pieces, n_pieces, &checksum, err);
+    return status ? status : checksum == expected_checksum ? STATUS_OK : STATUS_CHECKSUM;
 }
 
 enum status store_accept(struct store *s, uint64_t transfer_id, uint32_t parcel_seq,
@@ -341,5 +352,44 @@ enum status store_accept(struct store *s, uint64_t transfer_id, uint32_t parcel_
         status = accept_one(s, k, &key, there, n_pieces, expected_checksum, err);
     }
     mem_free(there);
+    return status;
+}
+
+/* --- memory that others are shown */
+
+enum status store_alloc_shown(struct store *s, size_t bytes, uint8_t **ret_memory,
+                              enum ops_memory *ret_kind, struct error *err)
+{
+    if (!s->apart) {
+        return error_set(
+            err, STATUS_UNSUPPORTED,
+            "pages lie in the host's memory, there is no device's to hand them over in");
+    }
+    uint8_t *memory = ops_of(s)->alloc_shown(device_of(s, 0), bytes, ret_kind);
+    if (!memory) {
+        return error_set(err, STATUS_EXHAUSTED, "no device memory for %zu bytes of hand-off",
+                         bytes);
+    }
+    *ret_memory = memory;
+    return forward_wait(s->forward, err); /* zeroed before a peer writes to it */
+}
+
+enum status store_move(struct store *s, void *dst, const void *src, size_t bytes, struct error *err)
+{
+    return move(s, 0, dst, src, bytes, err);
+}
+
+enum status store_sum(struct store *s, uint64_t transfer_id, uint32_t parcel_seq,
+                      const struct parcel_piece *pieces, uint32_t n_pieces, uint64_t *ret_checksum,
+                      struct error *err)
+{
+    struct parcel_key key;
+    parcel_key_make(&key, transfer_id, parcel_seq);
+    struct parcel_piece *in_place = mem_array(n_pieces, sizeof(*in_place));
+    for (uint32_t i = 0; i < n_pieces; i++) {
+        in_place[i] = (struct parcel_piece){NULL, pieces[i].src, pieces[i].bytes};
+    }
+    enum status status = take(s, 0, &key, in_place, n_pieces, ret_checksum, err);
+    mem_free(in_place);
     return status;
 }

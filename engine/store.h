@@ -75,6 +75,17 @@ must_check enum status store_page_copy(struct store *store, uint32_t dst, uint32
                                        struct error *err);
 must_check enum status store_page_read(struct store *store, uint32_t page, uint8_t *dst,
                                        struct error *err);
+/* Apart: memory of the first device that others are shown, and what that is to them. EXHAUSTED;
+ * UNSUPPORTED: not apart. */
+must_check enum status store_alloc_shown(struct store *store, size_t bytes, uint8_t **ret_memory,
+                                         enum ops_memory *ret_kind, struct error *err);
+/* Any thread: between the memory of the first device and the host's. */
+must_check enum status store_move(struct store *store, void *dst, const void *src, size_t bytes,
+                                  struct error *err);
+/* Any thread: the checksum of pieces in the memory of the first device, in place. */
+must_check enum status store_sum(struct store *store, uint64_t transfer_id, uint32_t parcel_seq,
+                                 const struct parcel_piece *pieces, uint32_t n_pieces,
+                                 uint64_t *ret_checksum, struct error *err);
 /* In the memory of the first device: see engine_page_address. */
 uint8_t *store_page(const struct store *store, uint32_t page);
 /* Any thread. See engine_accept_parcel. */

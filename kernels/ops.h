@@ -246,6 +246,9 @@ struct ops_recording {
 
 struct ops_device;
 
+/* What memory is to others: a transport that asks for its kind. */
+enum ops_memory { OPS_MEMORY_HOST, OPS_MEMORY_CUDA };
+
 struct ops {
     const char *name; /* "cpu" */
     bool makes;       /* pack takes a source that has no data, but says how to make it */
@@ -260,6 +263,10 @@ struct ops {
                                    struct error *err);
     /* Memory of the device, zeroed; NULL when out. Freed by close. */
     void *(*alloc)(struct ops_device *device, size_t bytes);
+    /* The same as an allocation of its own, for memory that a transport shows to other processes:
+     * they may see all of the allocation. ret_kind is what the transport has to take it for. NULL
+     * when out. */
+    void *(*alloc_shown)(struct ops_device *device, size_t bytes, enum ops_memory *ret_kind);
     /* Bytes handed out so far. */
     size_t (*allocated)(const struct ops_device *device);
     /* Packs a matrix, or copies bytes, into the device's memory. EXHAUSTED, or NULL. */
@@ -296,11 +303,17 @@ struct ops {
     /* A copy between any two of host memory and the device's. */
     must_check enum status (*move)(struct ops_device *device, void *dst, const void *src,
                                    size_t bytes, struct error *err);
-    /* Copies the pieces of a parcel from host memory, fastest from what is shared, into the
-     * device's memory, and sums the words as they lie there: see kernels/parcel.h. */
+    /* Copies the pieces of a parcel from host memory, fastest from what is shared, or from the
+     * device's, into the device's memory, and sums the words as they lie there: see
+     * kernels/parcel.h. Pieces without a dst lie in the device's memory, or shared, and are summed
+     * in place. */
     must_check enum status (*accept)(struct ops_device *device, const struct parcel_key *key,
                                      const struct parcel_piece *pieces, uint32_t n,
                                      struct parcel_sum *ret_sum, struct error *err);
+
+    /* The calling thread, a transport's, is going to use this device's memory by other ways than
+     * these. NULL: nothing has to be told. */
+    void (*attach)(struct ops_device *device);
 
     /* Operations asked for next are this device's: before each device's turn where one thread
      * drives several, begin and comm included. NULL: nothing has to be told. */

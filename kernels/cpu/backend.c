@@ -81,6 +81,12 @@ static void *cpu_upload(struct ops_device *dev, const void *data, size_t bytes)
     return copy;
 }
 
+static void *cpu_alloc_shown(struct ops_device *dev, size_t bytes, enum ops_memory *ret_kind)
+{
+    *ret_kind = OPS_MEMORY_HOST;
+    return cpu_alloc(dev, bytes);
+}
+
 static enum status cpu_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
 {
     return STATUS_OK; /* all memory is */
@@ -226,6 +232,7 @@ const struct ops ops_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .alloc = cpu_alloc,
+    .alloc_shown = cpu_alloc_shown,
     .allocated = cpu_allocated,
     .pack = cpu_pack,
     .upload = cpu_upload,

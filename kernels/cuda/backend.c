@@ -117,6 +117,34 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
     return memory;
 }
 
+/* Behind the block that is being filled, which others are not to see. */
+static void *cuda_alloc_shown(struct ops_device *dev, size_t bytes, enum ops_memory *ret_kind)
+{
+    cuda_enter(dev);
+    void *data;
+    struct cudaPointerAttributes attributes;
+    if (cudaMalloc(&data, bytes) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return NULL;
+    }
+    (void)cuda_kept(dev, cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing memory");
+    (void)cuda_kept(dev, cudaPointerGetAttributes(&attributes, data), "asking what memory is");
+    *ret_kind = attributes.type == cudaMemoryTypeDevice ? OPS_MEMORY_CUDA : OPS_MEMORY_HOST;
+    struct cuda_memory *block = mem_zalloc(sizeof(*block));
+    struct cuda_memory **at = dev->memory ? &dev->memory->next : &dev->memory;
+    *block = (struct cuda_memory){.next = *at, .data = data, .bytes = bytes, .used = bytes};
+    *at = block;
+    dev->allocated += bytes;
+    return data;
+}
+
+/* What fails here, fails again where the memory is used. */
+static void cuda_attach(struct ops_device *dev)
+{
+    (void)cudaSetDevice((int)dev->limits.device_i);
+    (void)cudaGetLastError();
+}
+
 /* Registered memory is pinned and has one address for host and device. Of a group the first device
  * that is told registers it for all; that it is `used` says that another has. */
 static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
@@ -164,15 +192,24 @@ static void cuda_unshare(struct ops_device *dev, void *memory)
     }
 }
 
-bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes)
+static bool lies_in(const struct cuda_memory *list, const char *first, size_t bytes)
 {
-    const char *first = memory;
-    for (const struct cuda_memory *item = dev->shared; item; item = item->next) {
+    for (const struct cuda_memory *item = list; item; item = item->next) {
         if (first >= item->data && first + bytes <= item->data + item->bytes) {
             return true;
         }
     }
     return false;
+}
+
+bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes)
+{
+    return lies_in(dev->shared, memory, bytes);
+}
+
+bool cuda_is_usable(const struct ops_device *dev, const void *memory, size_t bytes)
+{
+    return lies_in(dev->shared, memory, bytes) || lies_in(dev->memory, memory, bytes);
 }
 
 static size_t cuda_allocated(const struct ops_device *dev)
@@ -606,6 +643,7 @@ const struct ops ops_cuda = {
     .open = cuda_open,
     .close = cuda_close,
     .alloc = cuda_alloc,
+    .alloc_shown = cuda_alloc_shown,
     .allocated = cuda_allocated,
     .pack = cuda_pack,
     .upload = cuda_upload,
@@ -616,6 +654,7 @@ const struct ops ops_cuda = {
     .wait = cuda_wait,
     .move = cuda_move,
     .accept = cuda_accept,
+    .attach = cuda_attach,
     .join = cuda_join,
     .enter = cuda_enter,
     .begin = cuda_begin,

@@ -118,11 +118,13 @@ static cudaError_t take_some(struct ops_device *dev, const struct parcel_key *ke
     cudaError_t code = cudaSuccess;
     for (uint32_t i = 0; i < n && code == cudaSuccess; i++) {
         const struct parcel_piece *piece = &pieces[i];
-        bool shared = cuda_is_shared(dev, piece->src, piece->bytes);
+        bool usable = cuda_is_usable(dev, piece->src, piece->bytes);
         b->host->pieces[i] = (struct parcel_piece_device){
-            piece->dst, shared ? piece->src : piece->dst, piece->bytes, *words};
+            piece->dst, usable ? piece->src : piece->dst, piece->bytes, *words};
         *words += piece->bytes / 8;
-        if (!shared && piece->bytes) {
+        if (!usable && !piece->dst) {
+            code = cudaErrorInvalidValue;
+        } else if (!usable && piece->bytes) {
             code =
                 cudaMemcpyAsync(piece->dst, piece->src, piece->bytes, cudaMemcpyDefault, b->stream);
         }

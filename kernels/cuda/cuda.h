@@ -180,6 +180,8 @@ void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 
 /* Whether all of it is registered host memory, at an address that the device may use. */
 bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes);
+/* The same, or of the device's own. */
+bool cuda_is_usable(const struct ops_device *dev, const void *memory, size_t bytes);
 
 /* ops->pack for the variants that multiply by blocks with scales. */
 must_check enum status cuda_pack_scaled(struct ops_device *dev, const struct ops_source *source,

@@ -35,7 +35,9 @@ __device__ void copy_sum_words(const parcel_key &key, const parcel_piece_device 
     for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < piece.bytes / 8;
          i += stride) {
         uint2 word = src[i];
-        dst[i] = word;
+        if (dst) {
+            dst[i] = word;
+        }
         add_word(key, word.x, word.y, (uint32_t)(piece.first_word + i), lane);
     }
 }
@@ -68,7 +70,9 @@ __global__ void __launch_bounds__(THREADS)
             for (int u = 0; u < UNROLL; u++) {
                 uint64_t at = i + u * stride;
                 if (at < n_quads) {
-                    dst[at] = held[u];
+                    if (dst) {
+                        dst[at] = held[u];
+                    }
                     uint32_t n = (uint32_t)(piece.first_word + 2 * at);
                     add_word(key, held[u].x, held[u].y, n, lane);
                     add_word(key, held[u].z, held[u].w, n + 1, lane);

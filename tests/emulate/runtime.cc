@@ -471,6 +471,19 @@ cudaError_t cudaFreeHost(void *memory)
     return cudaSuccess;
 }
 
+/* All memory here is the host's, and so it is to whoever asks: UCX, which moves it between processes.
+ */
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *memory)
+{
+    guard hold(rt().lock);
+    auto *item = allocation_of(memory, 1);
+    *ret = {};
+    ret->type = item ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    ret->device = item && item->second.device >= 0 ? item->second.device : 0;
+    ret->devicePointer = ret->hostPointer = const_cast<void *>(memory);
+    return cudaSuccess;
+}
+
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned)
 {
     guard hold(rt().lock);
