@@ -363,19 +363,57 @@ enum status handoff_start(struct handoff *handoff, struct peer *peer,
 
 /* ---- parcels ---- */
 
+/* A tail goes to the transfer's own memory. From a device's the copy is the driver's, and the sum
+ * is taken over what it left there. */
+static enum status tail_accept(struct accept_job *job)
+{
+    const struct landing *landing = job->transfer->handoff->options.landing;
+    if (!landing_on_device(landing)) {
+        return accept_parcel(job->transfer_id, job->seq, job->pieces, job->n_pieces, job->checksum);
+    }
+    struct parcel_piece *copied = mem_array(job->n_pieces, sizeof(*copied));
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < job->n_pieces && !status; i++) {
+        const struct parcel_piece *piece = &job->pieces[i];
+        status = landing_read(landing, piece->src, piece->bytes, piece->dst);
+        copied[i] = (struct parcel_piece){NULL, piece->dst, piece->bytes};
+    }
+    if (!status && accept_parcel_checksum(job->transfer_id, job->seq, copied, job->n_pieces) !=
+                       job->checksum) {
+        status = STATUS_CHECKSUM;
+    }
+    mem_free(copied);
+    return status;
+}
+
+/* The fault point's: one bit of what landed. */
+static void job_damage(struct accept_job *job)
+{
+    struct handoff_options *options = &job->transfer->handoff->options;
+    uint8_t *at = (uint8_t *)job->pieces[0].src + job->pieces[0].bytes / 2, byte;
+    if (landing_read(options->landing, at, 1, &byte)) {
+        return;
+    }
+    byte ^= 1;
+    if (!landing_on_device(options->landing)) {
+        *at = byte;
+    } else if (engine_device_move(options->engine, at, &byte, 1)) {
+        log_warn("handoff", "a fault point could not damage a slot");
+    }
+}
+
 /* Worker thread. */
 static void job_run(void *cookie, struct workers_job *worker_job)
 {
     struct accept_job *job = cookie;
     enum fault_action fault = FAULT_WAIT(ACCEPT_COPY);
     if (fault == FAULT_CORRUPT) {
-        ((uint8_t *)job->pieces[0].src)[job->pieces[0].bytes / 2] ^= 1;
+        job_damage(job);
     }
-    job->status =
-        job->is_tail
-            ? accept_parcel(job->transfer_id, job->seq, job->pieces, job->n_pieces, job->checksum)
-            : engine_accept_parcel(job->transfer->handoff->options.engine, job->transfer_id,
-                                   job->seq, job->pieces, job->n_pieces, job->checksum);
+    job->status = job->is_tail ? tail_accept(job)
+                               : engine_accept_parcel(job->transfer->handoff->options.engine,
+                                                      job->transfer_id, job->seq, job->pieces,
+                                                      job->n_pieces, job->checksum);
     job->status = fault == FAULT_FAIL ? STATUS_CHECKSUM : job->status;
 }
 

@@ -3,11 +3,14 @@
  */
 #include "decode/landing.h"
 
+#include <string.h>
+
 #include "base/json.h"
 #include "base/ledger.h"
 #include "base/loop.h"
 #include "base/mem.h"
 #include "base/metrics.h"
+#include "engine/engine.h"
 #include "transport/region.h"
 
 enum slot_state { SLOT_FREE, SLOT_GRANTED, SLOT_LANDED, SLOT_REVOKED, N_SLOT_STATES };
@@ -15,6 +18,7 @@ static const char *const slot_state_names[] = {"free", "granted", "landed", "rev
 
 struct landing {
     struct region *region;
+    struct engine *device; /* NULL: host memory */
     struct ledger *ledger;
     struct metric_histogram *revoked_seconds; /* NULL until registered */
     struct loop_timer *sweep;
@@ -58,25 +62,21 @@ static void sweep(void *cookie)
     }
 }
 
-enum status landing_create(struct loop *loop, struct transport *transport, uint32_t n_slots,
-                           size_t slot_bytes, void (*freed)(void *cookie), void *cookie,
+enum status landing_create(struct loop *loop, struct region *region, size_t slot_bytes,
+                           struct engine *device, void (*freed)(void *cookie), void *cookie,
                            struct landing **ret_landing, struct error *err)
 {
-    size_t bytes;
-    struct region *region;
-    if (n_slots == 0 || !size_mul(n_slots, slot_bytes, &bytes)) {
-        return error_set(err, STATUS_INVALID, "a landing area needs at least one slot");
-    }
-    enum status status = region_create_landing(transport, bytes, &region, err);
-    if (status) {
-        return status;
+    size_t n_slots = region_bytes(region) / slot_bytes;
+    if (n_slots == 0 || n_slots > UINT32_MAX) {
+        return error_set(err, STATUS_INVALID, "a landing area of %zu slots", n_slots);
     }
     struct landing *landing = mem_zalloc(sizeof(*landing));
     landing->region = region;
+    landing->device = device;
     landing->ledger = ledger_create("landing_slots", n_slots, slot_state_names, N_SLOT_STATES);
     landing->sweep = loop_timer_create(loop, sweep, landing);
     landing->slot_bytes = slot_bytes;
-    landing->n_slots = n_slots;
+    landing->n_slots = (uint32_t)n_slots;
     landing->freed = freed;
     landing->cookie = cookie;
     *ret_landing = landing;
@@ -115,6 +115,21 @@ uint32_t landing_n_free(const struct landing *landing)
 uint8_t *landing_slot(const struct landing *landing, uint32_t slot)
 {
     return region_base(landing->region) + (size_t)slot * landing->slot_bytes;
+}
+
+bool landing_on_device(const struct landing *landing)
+{
+    return landing->device != NULL;
+}
+
+enum status landing_read(const struct landing *landing, const uint8_t *at, size_t bytes,
+                         void *ret_bytes)
+{
+    if (landing->device) {
+        return engine_device_move(landing->device, ret_bytes, at, bytes);
+    }
+    memcpy(ret_bytes, at, bytes);
+    return STATUS_OK;
 }
 
 uint32_t landing_grant(struct landing *landing, uint64_t owner, uint32_t n, uint32_t *ret_slots)

@@ -21,19 +21,20 @@ struct landing;
 struct loop;
 struct metrics;
 struct region;
-struct transport;
+struct engine;
 struct json_writer;
 
 /* A revoked slot is free again after this long, whatever its peer says. */
 enum { LANDING_REVOKED_MS = 10000 };
 
-/* Creates the region and its slots. `freed` runs whenever slots became free, in whatever way: a
- * transfer may wait for one. It may run inside a call, so it only notes that. Errors: EXHAUSTED
- * with what to enlarge. */
-must_check enum status landing_create(struct loop *loop, struct transport *transport,
-                                      uint32_t n_slots, size_t slot_bytes,
-                                      void (*freed)(void *cookie), void *cookie,
-                                      struct landing **ret_landing, struct error *err);
+/* The slots of a region, as many as it has room for (STATUS_INVALID: for none). `device` is NULL
+ * where it is host memory, or the engine whose memory it is: then nobody but that engine reads it.
+ * `freed` runs whenever slots became free, in whatever way: a transfer may wait for one. It may run
+ * inside a call, so it only notes that. */
+must_check enum status landing_create(struct loop *loop, struct region *region, size_t slot_bytes,
+                                      struct engine *device, void (*freed)(void *cookie),
+                                      void *cookie, struct landing **ret_landing,
+                                      struct error *err);
 /* The region itself is the transport's. NULL is fine. */
 void landing_free(struct landing *landing);
 
@@ -42,6 +43,11 @@ uint32_t landing_n_slots(const struct landing *landing);
 size_t landing_slot_bytes(const struct landing *landing);
 uint32_t landing_n_free(const struct landing *landing);
 uint8_t *landing_slot(const struct landing *landing, uint32_t slot);
+/* Whether the slots lie in the device's memory. */
+bool landing_on_device(const struct landing *landing);
+/* Copies bytes of a slot to host memory, whatever it lies in. Any thread. SYSTEM. */
+must_check enum status landing_read(const struct landing *landing, const uint8_t *at, size_t bytes,
+                                    void *ret_bytes);
 
 /* Grants up to n free slots to `owner` into ret_slots; returns how many. */
 uint32_t landing_grant(struct landing *landing, uint64_t owner, uint32_t n, uint32_t *ret_slots);

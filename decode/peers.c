@@ -286,10 +286,14 @@ static bool preflight_right(struct peer *peer, const Baton__FromPrefill__Preflig
                 snprintf(ret_text, text_bytes, "preflight into slots that were not granted");
                 return false;
             }
-            size_t offset;
-            if (!put_pattern_check(landing_slot(landing, peer->preflight_slots[at]),
-                                   preflight->bytes, put_pattern_seed(preflight->pattern, at),
-                                   &offset)) {
+            size_t offset = 0;
+            uint8_t *copy = mem_alloc(preflight->bytes);
+            bool right = !landing_read(landing, landing_slot(landing, peer->preflight_slots[at]),
+                                       preflight->bytes, copy) &&
+                         put_pattern_check(copy, preflight->bytes,
+                                           put_pattern_seed(preflight->pattern, at), &offset);
+            mem_free(copy);
+            if (!right) {
                 snprintf(ret_text, text_bytes,
                          "the preflight's pattern is wrong from byte %zu of slot %" PRIu32
                          " on (transport %s)",
@@ -353,9 +357,10 @@ static void preflight_arrived(struct peer *peer, const Baton__FromPrefill__Prefl
     peer->retry_ms = 0;
     peer->put_cost_ns = preflight->put_cost_ns;
     peer->bandwidth_bytes_per_s = preflight->bandwidth_bytes_per_s;
-    log_info("pairs", "%s is ready: %s, %.1f us a put, %.2f GB/s", peer->node_id,
-             preflight->transport, (double)preflight->put_cost_ns * 1e-3,
-             (double)preflight->bandwidth_bytes_per_s * 1e-9);
+    log_info(
+        "pairs", "%s is ready: %s into %s memory, %.1f us a put, %.2f GB/s", peer->node_id,
+        preflight->transport, landing_on_device(peer->peers->options.landing) ? "device" : "host",
+        (double)preflight->put_cost_ns * 1e-3, (double)preflight->bandwidth_bytes_per_s * 1e-9);
     peer_set_state(peer, PEER_READY, preflight->transport);
 }
 

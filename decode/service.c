@@ -18,6 +18,7 @@
 #include "decode/landing.h"
 #include "decode/peers.h"
 #include "decode/request.h"
+#include "node/kv.h"
 #include "rpc/hello.h"
 #include "rpc/link.h"
 #include "rpc/proto.h"
@@ -37,6 +38,7 @@ struct serving {
 
 struct decode {
     struct node *node;
+    struct transport *transport; /* the node's that has the landing area */
     struct landing *landing;
     struct workers *workers;
     struct peers *peers;
@@ -500,27 +502,65 @@ static void register_metrics(struct decode *decode)
 
 /* ---- life ---- */
 
-enum status decode_create(struct node *node, const struct decode_options *options,
-                          struct decode **ret_decode, struct error *err)
+/* The landing area: in the device's memory where KV is handed over there, else in the host's, which
+ * the device then reads. */
+static enum status landing_open(struct decode *decode, uint32_t n_slots, struct error *err)
 {
-    struct decode *decode = mem_zalloc(sizeof(*decode));
-    const struct engine_info *info = engine_info(node_engine(node));
-    decode->node = node;
-    list_init(&decode->servings);
-    enum status status =
-        landing_create(node_loop(node), node_transport(node), options->landing_slots,
-                       info->page_bytes, on_slots_freed, decode, &decode->landing, err);
-    if (status) {
-        goto fail;
+    struct node *node = decode->node;
+    struct engine *engine = node_engine(node);
+    struct node_kv *kv = node_kv(node);
+    size_t slot_bytes = engine_info(engine)->page_bytes, bytes;
+    struct region *region;
+    enum engine_memory_kind kind;
+    enum status status;
+    if (!size_mul(n_slots, slot_bytes, &bytes)) {
+        return error_set(err, STATUS_INVALID, "%" PRIu32 " landing slots", n_slots);
     }
+    decode->transport = kv ? node_kv_transport(kv) : node_transport(node);
+    if (kv) {
+        uint8_t *memory;
+        status = engine_device_alloc(engine, bytes, &memory, &kind, err);
+        if (!status) {
+            status = region_register_landing(decode->transport, memory, bytes, node_kv_memory(kv),
+                                             &region, err);
+        }
+    } else {
+        status = region_create_landing(decode->transport, bytes, &region, err);
+    }
+    if (status) {
+        return status;
+    }
+    return landing_create(node_loop(node), region, slot_bytes, kv ? engine : NULL, on_slots_freed,
+                          decode, &decode->landing, err);
+}
+
+/* Lets the device read what lands in host memory. */
+static void landing_share(struct decode *decode)
+{
     const struct region *region = landing_region(decode->landing);
     struct error why;
-    if (engine_share(node_engine(node), region_base(region), region_bytes(region), &why)) {
+    if (landing_on_device(decode->landing)) {
+        return;
+    }
+    if (engine_share(node_engine(decode->node), region_base(region), region_bytes(region), &why)) {
         log_warn("decode", "parcels are copied by way of the driver, which is slower: %s",
                  why.text);
     } else {
         decode->shared = region_base(region);
     }
+}
+
+enum status decode_create(struct node *node, const struct decode_options *options,
+                          struct decode **ret_decode, struct error *err)
+{
+    struct decode *decode = mem_zalloc(sizeof(*decode));
+    decode->node = node;
+    list_init(&decode->servings);
+    enum status status = landing_open(decode, options->landing_slots, err);
+    if (status) {
+        goto fail;
+    }
+    landing_share(decode);
     status = workers_create(node_loop(node), options->n_workers, 1024, &decode->workers);
     if (status) {
         error_set(err, status, "worker threads can't be started");
@@ -533,7 +573,7 @@ enum status decode_create(struct node *node, const struct decode_options *option
         .security = node_security(node),
         .hello = node_hello(node),
     };
-    peers.ucx_address = transport_worker_address(node_transport(node), &peers.ucx_address_bytes);
+    peers.ucx_address = transport_worker_address(decode->transport, &peers.ucx_address_bytes);
     status = peers_create(&peers, &peers_events, decode, &decode->peers);
     if (status) {
         goto fail;

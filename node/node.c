@@ -20,6 +20,7 @@
 #include "base/net.h"
 #include "engine/memory.h"
 #include "node/join.h"
+#include "node/kv.h"
 #include "proto/node.pb-c.h"
 #include "rpc/hello.h"
 #include "rpc/proto.h"
@@ -42,6 +43,7 @@ struct node {
     struct rpc_server *server;
     struct health *health;
     struct transport *transport;
+    struct node_kv *kv;
     struct engine *engine;
     struct join *join;
     struct loop_timer *tick;
@@ -76,6 +78,10 @@ struct engine *node_engine(struct node *node)
 struct transport *node_transport(struct node *node)
 {
     return node->transport;
+}
+struct node_kv *node_kv(struct node *node)
+{
+    return node->kv;
 }
 struct rpc_core *node_rpc(struct node *node)
 {
@@ -114,7 +120,9 @@ bool node_allows_slow_transport(const struct node *node)
 
 void node_transport_close(struct node *node)
 {
+    node_kv_close(node->kv);
     transport_close(node->transport);
+    node->kv = NULL;
     node->transport = NULL;
 }
 
@@ -523,8 +531,15 @@ static enum status check_memory(struct node *node, const struct engine_options *
         return status;
     }
     size_t tail = (memory.tail_bytes + 4095) / 4096 * 4096;
-    engine_memory_add(&memory, own->name, own->option, own->n,
-                      own->is_tail ? tail : memory.page_bytes, false);
+    size_t each = own->is_tail ? tail : memory.page_bytes;
+    /* With `auto` in both, since only the start itself shows which. */
+    int where = node->config.options->kv_buffer_device;
+    if (where != NODE_KV_CUDA || own->is_tail || memory.device_free_bytes == 0) {
+        engine_memory_add(&memory, own->name, own->option, own->n, each, false);
+    }
+    if (where != NODE_KV_CPU && memory.device_free_bytes > 0) {
+        engine_memory_add(&memory, own->name, own->option, own->n, each, true);
+    }
     hostmem_read(&host);
     if (node->config.options->memory_limit &&
         node->config.options->memory_limit < host.free_bytes) {
@@ -556,9 +571,10 @@ static enum status open_engine(struct node *node, struct error *err)
 {
     struct engine_options options;
     node_engine_options(node->config.options, &options);
-    options.sends = node->config.role == BATON__ROLE__ROLE_PREFILL;
-    options.no_graphs = options.no_graphs || options.sends; /* it makes no decode steps */
-    options.lookahead = options.lookahead && !options.sends;
+    bool sends = node->config.role == BATON__ROLE__ROLE_PREFILL;
+    options.sends = sends && node->config.options->kv_buffer_device != NODE_KV_CUDA;
+    options.no_graphs = options.no_graphs || sends; /* it makes no decode steps */
+    options.lookahead = options.lookahead && !sends;
     if (strcmp(options.kind, "model") == 0 && !options.model_dir) {
         return error_set(
             err, STATUS_INVALID,
@@ -677,6 +693,9 @@ enum status node_open(const struct node_config *config, struct node **ret_node, 
         status = open_engine(node, err);
     }
     if (!status) {
+        status = node_kv_open(node->loop, node->engine, node->config.options, &node->kv, err);
+    }
+    if (!status) {
         status = fill_hello(node, err);
     }
     if (status) {
@@ -730,6 +749,7 @@ void node_close(struct node *node)
     health_free(node->health);
     rpc_server_free(node->server);
     rpc_core_free(node->rpc);
+    node_kv_close(node->kv);
     transport_close(node->transport);
     service_free(node->service);
     httpd_free(node->httpd);

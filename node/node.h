@@ -80,6 +80,8 @@ void node_close(struct node *node);
 struct loop *node_loop(struct node *node);
 struct engine *node_engine(struct node *node);
 struct transport *node_transport(struct node *node);
+/* NULL: KV is handed over in host memory, by node_transport. */
+struct node_kv *node_kv(struct node *node);
 struct rpc_core *node_rpc(struct node *node);
 struct rpc_server *node_server(struct node *node);
 struct service *node_service(struct node *node);

@@ -6,6 +6,7 @@
 
 #include "engine/kernels.h"
 
+const char *const node_kv_buffer_names[] = {"cpu", "cuda", "auto", NULL};
 const char *const node_engine_names[] = {"model", "sim", NULL};
 const char *const node_switch_names[] = {"off", "on", NULL};
 

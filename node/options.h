@@ -36,14 +36,18 @@ struct node_options {
     /* transport */
     char *ucx_tls, *ucx_net_devices, *ucx_tcp_port_range;
     bool allow_slow_transport;
+    int kv_buffer_device; /* enum node_kv_buffer */
     /* process */
     uint64_t grace_ns, lease_ns;
     int log_level;
     bool log_json, die_with_parent;
 };
 
-extern const char *const node_engine_names[]; /* model, sim */
-extern const char *const node_switch_names[]; /* off, on */
+enum node_kv_buffer { NODE_KV_CPU, NODE_KV_CUDA, NODE_KV_AUTO };
+
+extern const char *const node_kv_buffer_names[]; /* cpu, cuda, auto */
+extern const char *const node_engine_names[];    /* model, sim */
+extern const char *const node_switch_names[];    /* off, on */
 
 void node_engine_options(const struct node_options *options, struct engine_options *ret_options);
 
@@ -155,6 +159,13 @@ bool node_options_answered(const struct node_options *options, const char *progr
             T, M, OPT_STRING, script, "script", "FILE", NULL, 0, 0,                                \
             "sim: play outputs from this file of JSON lines (scripts/sim-script makes one)."),     \
         {.kind = OPT_GROUP, .name = "KV transport"},                                               \
+        NODE_CHOICE(                                                                               \
+            T, M, kv_buffer_device, "kv-buffer-device", "cpu", node_kv_buffer_names,               \
+            "Memory that KV is handed over in. cpu: a GPU's passes pinned host memory at either "  \
+            "end. cuda: it leaves from and lands in the GPU's memory, for which UCX must have "    \
+            "been built with CUDA; a start that can't is refused. auto: cuda if UCX reaches that " \
+            "memory and a put to ourselves at start comes out right, else cpu, with the reason "   \
+            "in the log; a prefill node then serves both kinds. Not yet run on a card."),          \
         NODE_OPTION(T, M, OPT_STRING, ucx_tls, "ucx-tls", "LIST", NULL, 0, 0,                      \
                     "UCX transports; default: UCX's own choice."),                                 \
         NODE_OPTION(T, M, OPT_STRING, ucx_net_devices, "ucx-net-devices", "LIST", NULL, 0, 0,      \

@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/accept.h"
+#include "node/kv.h"
 #include "prefill/handoff_internal.h"
 
 static const char *const run_state_names[] = {"receiving", "queued", "computing", "sending",
@@ -183,8 +184,14 @@ static void tail_run(void *cookie)
 {
     struct run *run = cookie;
     struct runs *runs = run->runs;
-    if (engine_tail_write(runs->options.engine, run->seq,
-                          runs->tails + (size_t)run->tail * runs->tail_stride, runs->tail_stride)) {
+    size_t at = (size_t)run->tail * runs->tail_stride;
+    uint8_t *tail = runs->sources[0].tails + at;
+    enum status status = engine_tail_write(runs->options.engine, run->seq, tail, runs->tail_stride);
+    if (!status && run->tail_to_device) {
+        status = engine_device_move(runs->options.engine, runs->sources[1].tails + at, tail,
+                                    run->tail_bytes);
+    }
+    if (status) {
         run->tail_bytes = 0; /* told on the loop */
     }
 }
@@ -210,6 +217,7 @@ static void tail_start(struct run *run)
 {
     struct runs *runs = run->runs;
     run->tail_bytes = engine_tail_bytes(runs->options.engine, run->n_ids);
+    run->tail_to_device = run->target && run->target->from_device;
     run->call_out = true;
     if (batcher_call(runs->batcher, tail_run, tail_done, run)) {
         run->call_out = false;
@@ -616,6 +624,88 @@ void runs_fail_all(struct runs *runs, Baton__FailCode code, const char *text)
     }
 }
 
+static enum status host_source_open(struct runs *runs, struct error *err)
+{
+    struct run_source *source = &runs->sources[0];
+    struct transport *transport = runs->options.transport;
+    const struct engine_info *info = engine_info(runs->options.engine);
+    source->pool = info->pool_base;
+    enum status status =
+        region_register_source(transport, source->pool, (size_t)info->n_pages * info->page_bytes,
+                               REGION_HOST, &source->pool_region, err);
+    if (!status) {
+        status = region_register_source(transport, source->tails, runs->tails_bytes, REGION_HOST,
+                                        &source->tail_region, err);
+    }
+    return status;
+}
+
+/* Pages leave from where they were made. Tails are made by the host and go by a buffer of the
+ * device; behind those buffers lie the places for preflights. */
+static enum status device_source_open(struct runs *runs, struct error *err)
+{
+    struct run_source *source = &runs->sources[1];
+    struct engine *engine = runs->options.engine;
+    struct transport *transport = node_kv_transport(runs->options.kv);
+    enum region_memory memory = node_kv_memory(runs->options.kv);
+    const struct engine_info *info = engine_info(engine);
+    size_t bytes = runs->tails_bytes + N_PREFLIGHTS * info->page_bytes;
+    enum engine_memory_kind kind;
+    struct error why;
+    enum status status = engine_device_alloc(engine, bytes, &source->tails, &kind, err);
+    if (!status) {
+        source->pool = engine_page_address(engine, 0);
+        status = region_register_source(transport, source->pool,
+                                        (size_t)info->n_pages * info->page_bytes, memory,
+                                        &source->pool_region, err);
+    }
+    if (!status) {
+        status = region_register_source(transport, source->tails, bytes, memory,
+                                        &source->tail_region, err);
+    }
+    if (!status && engine_share(engine, runs->sources[0].tails, runs->tails_bytes, &why)) {
+        log_warn("run", "tails are copied by way of the driver, which is slower: %s", why.text);
+    } else if (!status) {
+        runs->shares_tails = true;
+    }
+    return status;
+}
+
+bool runs_have_host_copy(const struct runs *runs)
+{
+    return runs->sources[0].pool != NULL;
+}
+
+static enum status preflight_write(void *cookie, void *dst, const void *src, size_t bytes)
+{
+    return engine_device_move(cookie, dst, src, bytes);
+}
+
+enum status runs_preflight_take(struct runs *runs, struct put_preflight_source *ret_source)
+{
+    size_t page_bytes = engine_info(runs->options.engine)->page_bytes;
+    for (uint32_t i = 0; i < N_PREFLIGHTS; i++) {
+        if (!(runs->preflights_out & 1u << i)) {
+            runs->preflights_out |= 1u << i;
+            *ret_source = (struct put_preflight_source){
+                .region = runs->sources[1].tail_region,
+                .offset = runs->tails_bytes + i * page_bytes,
+                .bytes = page_bytes,
+                .write = preflight_write,
+                .cookie = runs->options.engine,
+            };
+            return STATUS_OK;
+        }
+    }
+    return STATUS_EXHAUSTED;
+}
+
+void runs_preflight_give(struct runs *runs, const struct put_preflight_source *source)
+{
+    size_t page_bytes = engine_info(runs->options.engine)->page_bytes;
+    runs->preflights_out &= ~(1u << (source->offset - runs->tails_bytes) / page_bytes);
+}
+
 enum status runs_create(const struct runs_options *options,
                         void (*broken)(void *cookie, enum status status), void *cookie,
                         struct runs **ret_runs, struct error *err)
@@ -633,21 +723,18 @@ enum status runs_create(const struct runs_options *options,
     runs->tails_bytes = runs->tail_stride * options->n_tails;
     runs->tail_ledger =
         ledger_create("tail_buffers", options->n_tails, tail_state_names, N_TAIL_STATES);
-    runs->tails =
+    void *tails =
         mmap(NULL, runs->tails_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (runs->tails == MAP_FAILED) {
-        runs->tails = NULL;
+    runs->sources[0].tails = tails == MAP_FAILED ? NULL : tails;
+    if (tails == MAP_FAILED) {
         error_set(err, STATUS_EXHAUSTED, "no memory for %" PRIu32 " tail buffers of %zu bytes",
                   options->n_tails, runs->tail_stride);
         runs_free(runs);
         return STATUS_EXHAUSTED;
     }
-    enum status status = region_register_source(options->transport, info->pool_base,
-                                                (size_t)info->n_pages * info->page_bytes,
-                                                REGION_HOST, &runs->pool_region, err);
-    if (!status) {
-        status = region_register_source(options->transport, runs->tails, runs->tails_bytes,
-                                        REGION_HOST, &runs->tail_region, err);
+    enum status status = info->pool_base ? host_source_open(runs, err) : STATUS_OK;
+    if (!status && options->kv) {
+        status = device_source_open(runs, err);
     }
     if (!status) {
         status = batcher_create(options->loop, options->engine, &batching, &batcher_events, runs,
@@ -688,8 +775,11 @@ void runs_free(struct runs *runs)
         }
     }
     /* The regions went with the transport. */
-    if (runs->tails) {
-        munmap(runs->tails, runs->tails_bytes);
+    if (runs->shares_tails) {
+        engine_unshare(runs->options.engine, runs->sources[0].tails);
+    }
+    if (runs->sources[0].tails) {
+        munmap(runs->sources[0].tails, runs->tails_bytes);
     }
     ledger_free(runs->tail_ledger);
     mem_free(runs);

@@ -21,6 +21,7 @@
 #include "transport/put.h"
 
 struct hmap;
+struct node_kv;
 struct metrics;
 struct runs;
 struct json_writer;
@@ -34,6 +35,7 @@ struct run_target {
     /* Geometry of the landing area: slot s of region 0 at (s - first_slot) * slot_bytes. */
     uint32_t region_id, first_slot, n_slots;
     uint64_t slot_bytes;
+    bool from_device; /* puts read the device's memory, not the host's */
     enum status (*send)(struct run_target *target, const Baton__FromPrefill *message);
     /* The last run is gone: for whoever waits to free the target. */
     void (*idle)(struct run_target *target);
@@ -43,6 +45,7 @@ struct runs_options {
     struct loop *loop;
     struct engine *engine;
     struct transport *transport;
+    struct node_kv *kv;      /* NULL: nothing leaves from the device's memory */
     struct workers *workers; /* for checksums */
     const char *node_id;
     uint32_t max_queued, n_tails;
@@ -63,6 +66,15 @@ must_check enum status runs_create(const struct runs_options *options,
 /* After transport's peers are closed and workers freed. NULL is fine. */
 void runs_free(struct runs *runs);
 struct batcher *runs_batcher(struct runs *runs);
+
+/* Whether there is a copy of what leaves in the host's memory, from where it goes to peers whose
+ * landing areas lie there. */
+bool runs_have_host_copy(const struct runs *runs);
+/* A place of the device's memory for a preflight's pattern, until it is given back. EXHAUSTED: as
+ * many run as there are places. */
+must_check enum status runs_preflight_take(struct runs *runs,
+                                           struct put_preflight_source *ret_source);
+void runs_preflight_give(struct runs *runs, const struct put_preflight_source *source);
 
 void run_target_init(struct run_target *target);
 void run_target_fini(struct run_target *target);

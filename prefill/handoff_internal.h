@@ -35,6 +35,7 @@ struct parcel {
     uint32_t slots[MAX_PARCEL_PAGES];
     uint64_t offset, bytes, checksum; /* offset: in each page, or in the tail */
     uint32_t n_pieces;
+    bool from_device, sum_failed;
     struct parcel_piece pieces[MAX_PARCEL_PAGES];
 };
 
@@ -62,18 +63,27 @@ struct run {
     uint32_t n_pages, pages_ready, pages_open, next_page, next_seq;
     size_t open_bytes, *pages_sent;
     int64_t tail; /* buffer, or -1 */
-    bool tail_ready;
+    bool tail_ready, tail_to_device;
     uint64_t tail_bytes, tail_at;
     struct list parcels;
     uint64_t life_ms; /* all that the decode node gives it, and a margin; 0: no limit */
     uint64_t arrival_ns, start_ns, computed_ns, progress_ns, put_ns, bytes;
 };
 
+/* What puts read from; all NULL: nothing leaves from there. */
+struct run_source {
+    struct region *pool_region, *tail_region;
+    uint8_t *pool, *tails; /* page i at i * page_bytes, tail buffer i at i * tail_stride */
+};
+
+enum { N_PREFLIGHTS = 4 }; /* that may run from the device's memory at once */
+
 struct runs {
     struct runs_options options;
     struct batcher *batcher;
-    struct region *pool_region, *tail_region;
-    uint8_t *tails;
+    struct run_source sources[2]; /* in the host's memory, and in the device's */
+    bool shares_tails;
+    uint32_t preflights_out; /* bit i: place i of the device's is taken */
     size_t tail_stride, tails_bytes;
     struct ledger *tail_ledger;
     void (*broken)(void *cookie, enum status status);

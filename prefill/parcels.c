@@ -96,18 +96,34 @@ static void on_put_done(void *cookie, const struct put_result *result)
     parcel_ready(parcel);
 }
 
+/* Where the parcel lies. Any thread. */
+static void parcel_sum(struct parcel *parcel)
+{
+    struct run *run = parcel->run;
+    if (!parcel->from_device) {
+        parcel->checksum =
+            accept_parcel_checksum(run->id, parcel->seq, parcel->pieces, parcel->n_pieces);
+    } else if (engine_device_sum(run->runs->options.engine, run->id, parcel->seq, parcel->pieces,
+                                 parcel->n_pieces, &parcel->checksum)) {
+        parcel->sum_failed = true;
+    }
+}
+
 /* Worker thread. */
 static void sum_run(void *cookie, struct workers_job *job)
 {
-    struct parcel *parcel = cookie;
-    parcel->checksum =
-        accept_parcel_checksum(parcel->run->id, parcel->seq, parcel->pieces, parcel->n_pieces);
+    parcel_sum(cookie);
 }
 
 static void sum_done(void *cookie)
 {
     struct parcel *parcel = cookie;
+    struct run *run = parcel->run;
     parcel->sum_out = false;
+    if (parcel->sum_failed && run->state != RUN_ENDING) {
+        run_fail(run, BATON__FAIL_CODE__FAIL_INTERNAL, true, "the device could not sum a parcel");
+        return; /* the parcel is gone if its put was back */
+    }
     parcel_ready(parcel);
 }
 
@@ -115,6 +131,7 @@ static void sum_done(void *cookie)
 static void parcel_go(struct parcel *parcel, struct region *source, const uint64_t *source_offsets)
 {
     struct run *run = parcel->run;
+    parcel->from_device = run->target->from_device;
     struct run_target *target = run->target;
     struct put_run puts[MAX_PARCEL_PAGES];
     struct error err = {""};
@@ -129,8 +146,12 @@ static void parcel_go(struct parcel *parcel, struct region *source, const uint64
     parcel->seq = run->next_seq++;
     list_push_back(&run->parcels, &parcel->link);
     if (workers_submit(run->runs->options.workers, sum_run, sum_done, NULL, parcel, NULL)) {
-        parcel->checksum =
-            accept_parcel_checksum(run->id, parcel->seq, parcel->pieces, parcel->n_pieces);
+        parcel_sum(parcel);
+        if (parcel->sum_failed) {
+            run_fail(run, BATON__FAIL_CODE__FAIL_INTERNAL, true,
+                     "the device could not sum a parcel");
+            return;
+        }
     } else {
         parcel->sum_out = true;
     }
@@ -161,6 +182,11 @@ static struct parcel *parcel_new(struct run *run, uint32_t n_slots)
         run->n_slots--;
     }
     return parcel;
+}
+
+static const struct run_source *run_source_of(const struct run *run)
+{
+    return &run->runs->sources[run->target->from_device];
 }
 
 static size_t page_ready(const struct run *run, uint32_t page)
@@ -199,16 +225,17 @@ static bool send_pages(struct run *run)
     parcel->n_pages = n;
     parcel->offset = from;
     parcel->bytes = n * (uint64_t)(to - from);
+    const struct run_source *source = run_source_of(run);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t page = engine_seq_page(run->seq, first + i);
         offsets[i] = page * info->page_bytes + from;
-        parcel->pieces[i].src = info->pool_base + offsets[i];
+        parcel->pieces[i].src = source->pool + offsets[i];
         parcel->pieces[i].bytes = to - from;
     }
     if (first >= run->pages_ready) {
         run->runs->stats.n_early_bytes += parcel->bytes;
     }
-    parcel_go(parcel, run->runs->pool_region, offsets);
+    parcel_go(parcel, source->pool_region, offsets);
     return true;
 }
 
@@ -224,16 +251,17 @@ static void send_tail(struct run *run)
     uint64_t offsets[MAX_PARCEL_PAGES];
     parcel->is_tail = true;
     parcel->offset = run->tail_at;
+    const struct run_source *source = run_source_of(run);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t bytes = run->tail_bytes - run->tail_at;
         bytes = bytes < slot_bytes ? bytes : slot_bytes;
         offsets[i] = (uint64_t)run->tail * runs->tail_stride + run->tail_at;
-        parcel->pieces[i].src = runs->tails + offsets[i];
+        parcel->pieces[i].src = source->tails + offsets[i];
         parcel->pieces[i].bytes = bytes;
         parcel->bytes += bytes;
         run->tail_at += bytes;
     }
-    parcel_go(parcel, runs->tail_region, offsets);
+    parcel_go(parcel, source->tail_region, offsets);
 }
 
 /* Sends whatever there is to send and slots for. */

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/workers.h"
+#include "node/kv.h"
 #include "prefill/cancels.h"
 #include "prefill/handoff.h"
 #include "rpc/hello.h"
@@ -36,6 +37,9 @@ struct client {
     uint32_t preflight_runs[2 * PUT_PREFLIGHT_MAX_SLOTS];
     uint32_t n_preflight_runs;
     uint64_t preflight_bytes;
+    struct put_preflight_source preflight_source; /* in the device's memory; its region NULL: none
+                                                     is taken */
+    char path[PUT_MAX_LANES_TEXT + 32];           /* lanes, and where puts read */
 };
 
 struct prefill {
@@ -157,6 +161,10 @@ static void on_preflight(void *cookie, const struct put_preflight_result *result
     Baton__FromPrefill__Preflight preflight = BATON__FROM_PREFILL__PREFLIGHT__INIT;
     Baton__FromPrefill message = BATON__FROM_PREFILL__INIT;
     char error[160];
+    if (client->preflight_source.region) {
+        runs_preflight_give(client->prefill->runs, &client->preflight_source);
+        client->preflight_source.region = NULL;
+    }
     if (client->closing) {
         return;
     }
@@ -172,7 +180,9 @@ static void on_preflight(void *cookie, const struct put_preflight_result *result
                  status_name(result->status));
         preflight.error = error;
     } else {
-        preflight.transport = (char *)result->lanes;
+        snprintf(client->path, sizeof(client->path), "%s from %s memory", result->lanes,
+                 client->target.from_device ? "device" : "host");
+        preflight.transport = client->path;
         preflight.direct = result->direct;
         preflight.put_cost_ns = result->put_cost_ns;
         preflight.bandwidth_bytes_per_s = result->bandwidth_bytes_per_s;
@@ -182,6 +192,28 @@ static void on_preflight(void *cookie, const struct put_preflight_result *result
     if (target_send(&client->target, &message)) {
         client_close(client, "the link is full", false);
     }
+}
+
+/* From where puts to this peer will read. */
+static enum status preflight_put(struct client *client, const struct put_slot *slots, uint32_t n,
+                                 struct error *err)
+{
+    struct put_preflight_source *source = &client->preflight_source;
+    struct runs *runs = client->prefill->runs;
+    struct put_peer *peer = client->target.peer;
+    if (!client->target.from_device) {
+        return put_preflight(peer, slots, n, client->pattern, on_preflight, client, err);
+    }
+    if (source->region || runs_preflight_take(runs, source)) {
+        return error_set(err, STATUS_EXHAUSTED, "too many preflights run at once");
+    }
+    enum status status =
+        put_preflight_from(peer, source, slots, n, client->pattern, on_preflight, client, err);
+    if (status) {
+        runs_preflight_give(runs, source);
+        source->region = NULL;
+    }
+    return status;
 }
 
 static enum status preflight_start(struct client *client, const Baton__ToPrefill__Slots *message,
@@ -215,7 +247,7 @@ static enum status preflight_start(struct client *client, const Baton__ToPrefill
         return error_set(err, STATUS_PEER_LOST, "the preflight failed at a fault point");
     }
     if (!status) {
-        status = put_preflight(target->peer, slots, n, client->pattern, on_preflight, client, err);
+        status = preflight_put(client, slots, n, err);
     }
     client->pattern += fault == FAULT_CORRUPT;
     return status;
@@ -283,7 +315,15 @@ static enum status on_hello(struct client *client, const Baton__PrefillHello *me
         .events = &peer_events,
         .cookie = client,
     };
-    status = put_peer_connect(node_transport(node), &peer, &client->target.peer, err);
+    /* From the device into the device; what has to pass host memory at one end passes it at both.
+     */
+    struct node_kv *kv = node_kv(node);
+    client->target.from_device =
+        kv && (message->regions[0]->memory == BATON__MEMORY_KIND__MEMORY_DEVICE ||
+               !runs_have_host_copy(client->prefill->runs));
+    struct transport *transport =
+        client->target.from_device ? node_kv_transport(kv) : node_transport(node);
+    status = put_peer_connect(transport, &peer, &client->target.peer, err);
     if (status) {
         return status;
     }
@@ -291,7 +331,7 @@ static enum status on_hello(struct client *client, const Baton__PrefillHello *me
     Baton__FromPrefill reply = BATON__FROM_PREFILL__INIT;
     answer.hello = (Baton__Hello *)ours;
     answer.ucx_address.data =
-        (uint8_t *)transport_worker_address(node_transport(node), &answer.ucx_address.len);
+        (uint8_t *)transport_worker_address(transport, &answer.ucx_address.len);
     reply.what_case = BATON__FROM_PREFILL__WHAT_HELLO;
     reply.hello = &answer;
     client->greeted = true;
@@ -616,6 +656,7 @@ enum status prefill_create(struct node *node, const struct prefill_options *opti
         .loop = node_loop(node),
         .engine = node_engine(node),
         .transport = node_transport(node),
+        .kv = node_kv(node),
         .workers = prefill->workers,
         .node_id = node_hello(node)->node_id,
         .max_queued = options->max_queued,

@@ -3,6 +3,7 @@
 
     test_gpu.py BUILD [TEST...]         BATON_GPU=cuda:0 is the device (default), BATON_GPU=cpu tries the test itself; a group,
                                         BATON_GPU=cuda:0,1, is held to cpu:2, which sums in the same order
+                                        BATON_KV=cuda, or auto: KV is handed over in the device's memory (--kv-buffer-device)
 
 Router, prefill and decode nodes as processes of their own, which share the card: both on the GPU, or one of them on the CPU.
 Each is asked the prompts of tests/golden/tiny_continuations.json and random ones of 1 to 3,000 tokens, greedily and sampled,
@@ -26,6 +27,7 @@ from test_split import N_TOKENS, PATIENT, ask_all, same
 
 GPU = os.environ.get("BATON_GPU", "cuda:0")
 CPU = f"cpu:{GPU.count(',') + 1}" if "," in GPU else "cpu"
+KV = os.environ.get("BATON_KV", "cpu")
 N_RANDOM = int(os.environ.get("BATON_GPU_PROMPTS", "20"))
 MOST_TOKENS = int(os.environ.get("BATON_GPU_TOKENS", "3000"))
 # Small pools: several processes share the card. References have to be allowed, and are asked for where a tuned kernel serves.
@@ -37,7 +39,7 @@ answers = {}
 
 
 def device(role, tuned=False):
-    return [f"{role}:--device={GPU}"] + ([] if tuned else [f"{role}:--kernel={op}=reference" for op in REFERENCES])
+    return [f"{role}:--device={GPU}", f"{role}:--kv-buffer-device={KV}"] + ([] if tuned else [f"{role}:--kernel={op}=reference" for op in REFERENCES])
 
 
 def golden_cases():

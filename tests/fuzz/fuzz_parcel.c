@@ -9,7 +9,7 @@
 #include "engine/accept.h"
 #include "engine/sim.h"
 #include "rpc/proto.h"
-#include "transport/transport.h"
+#include "transport/region.h"
 
 /*
  * One transfer at a decode node, and a prefill node whose words are the input. Each step is a byte
@@ -167,7 +167,10 @@ static void set_up(void)
     require(transport_open(loop, &with, &transport, &err) == STATUS_OK);
     require(engine_open(&sim, &progress, &engine, &err) == STATUS_OK);
     require(workers_create(loop, 1, 16, &workers) == STATUS_OK);
-    require(landing_create(loop, transport, N_SLOTS, PAGE_BYTES, on_freed, NULL, &landing, &err) ==
+    struct region *region;
+    require(region_create_landing(transport, (size_t)N_SLOTS * PAGE_BYTES, &region, &err) ==
+            STATUS_OK);
+    require(landing_create(loop, region, PAGE_BYTES, NULL, on_freed, NULL, &landing, &err) ==
             STATUS_OK);
     struct handoff_options options = {.loop = loop,
                                       .engine = engine,
