@@ -202,11 +202,6 @@ static bool lies_in(const struct cuda_memory *list, const char *first, size_t by
     return false;
 }
 
-bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes)
-{
-    return lies_in(dev->shared, memory, bytes);
-}
-
 bool cuda_is_usable(const struct ops_device *dev, const void *memory, size_t bytes)
 {
     return lies_in(dev->shared, memory, bytes) || lies_in(dev->memory, memory, bytes);

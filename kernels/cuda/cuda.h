@@ -178,9 +178,8 @@ void cuda_failed(struct ops_device *dev, enum status status, const char *format,
 /* n * m floats or words of device memory, for `open`; *ok becomes false when there are none. */
 void *cuda_room(struct ops_device *dev, size_t n, size_t m, bool *ok);
 
-/* Whether all of it is registered host memory, at an address that the device may use. */
-bool cuda_is_shared(const struct ops_device *dev, const void *memory, size_t bytes);
-/* The same, or of the device's own. */
+/* Whether all of it is the device's own, or registered host memory at an address that it may use.
+ */
 bool cuda_is_usable(const struct ops_device *dev, const void *memory, size_t bytes);
 
 /* ops->pack for the variants that multiply by blocks with scales. */
