@@ -471,7 +471,8 @@ cudaError_t cudaFreeHost(void *memory)
     return cudaSuccess;
 }
 
-/* All memory here is the host's, and so it is to whoever asks: UCX, which moves it between processes.
+/* All memory here is the host's, and so it is to whoever asks: UCX, which moves it between
+ * processes.
  */
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *ret, const void *memory)
 {
