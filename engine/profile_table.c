@@ -28,12 +28,13 @@ enum cell {
     ROUTE,
     EXPERTS,
     HEAD,
+    SAMPLE,
     COMM
 };
 
 static const char *const cell_names[PROFILE_N_CELLS] = {
     "begin",  "embed", "mhc",   "project", "compress", "indexer", "topk",
-    "attend", "oproj", "route", "experts", "head",     "comm"};
+    "attend", "oproj", "route", "experts", "head",     "sample",  "comm"};
 
 enum { MAX_CALLS = OPS_MAX_MARKS / 2, SLAB_BYTES = 4 << 20, SLAB_ALIGN = 4096 };
 
@@ -401,6 +402,15 @@ static void timed_head(struct ops_device *device, const struct ops_globals *glob
     span_end(&span, bytes, work);
 }
 
+/* Its floor: the logits, read once. */
+static void timed_sample(struct ops_device *device, const struct ops_rows *rows,
+                         const float *logits, size_t stride)
+{
+    struct span span = span_begin(device, SAMPLE);
+    now.inner.sample(device, rows, logits, stride);
+    span_end(&span, (double)rows->n_rows * dims_of(device)->vocab * sizeof(float), 0);
+}
+
 static void timed_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n_rows,
                        float *const *y)
 {
@@ -455,6 +465,7 @@ enum status engine_profile_wrap(struct ops *table, struct error *err)
     table->route = timed_route;
     table->experts = timed_experts;
     table->head = timed_head;
+    table->sample = table->sample ? timed_sample : NULL;
     table->comm = timed_comm;
     if (table->record_begin) {
         table->record_begin = timed_record_begin;
