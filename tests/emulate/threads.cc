@@ -316,11 +316,26 @@ void make_areas(worker *w)
     mprotect(w->shared_area + MAX_SHARED_BYTES, PAGE_BYTES, PROT_NONE);
 }
 
+/* A host thread's end is its worker's: a program's own threads come and go. */
+struct worker_end {
+    bool is_due = false;
+    ~worker_end()
+    {
+        if (is_due) {
+            munmap(here->stacks, (size_t)MAX_THREADS * STACK_BYTES);
+            munmap(here->shared_area, MAX_SHARED_BYTES + PAGE_BYTES);
+            delete here;
+        }
+    }
+};
+thread_local worker_end end_of_thread;
+
 worker *worker_of_thread()
 {
     if (!here) {
-        here = new worker(); /* as long as the host thread, and those last */
+        here = new worker();
         make_areas(here);
+        end_of_thread.is_due = true;
     }
     return here;
 }
