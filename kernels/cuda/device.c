@@ -127,6 +127,14 @@ void device_free(void *memory)
     }
 }
 
+bool device_memory_is_cuda(const void *memory)
+{
+    struct cudaPointerAttributes attributes;
+    bool known = cudaPointerGetAttributes(&attributes, memory) == cudaSuccess;
+    (void)cudaGetLastError();
+    return known && attributes.type == cudaMemoryTypeDevice;
+}
+
 enum status device_pin(void *memory, size_t bytes, struct error *err)
 {
     return from_cuda(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "pinning", err);

@@ -6,6 +6,7 @@
 #ifndef BATON_KERNELS_CUDA_DEVICE_H
 #define BATON_KERNELS_CUDA_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,8 @@ must_check enum status device_select(int device_i, char *ret_text, size_t text_b
 /* Device memory; EXHAUSTED says how much was free. device_free(NULL) is fine. */
 must_check enum status device_alloc(size_t bytes, void **ret_memory, struct error *err);
 void device_free(void *memory);
+/* Whether others, a transport for one, must take it for CUDA memory. */
+bool device_memory_is_cuda(const void *memory);
 /* Host memory becomes the device's to read at its own address, or no more so. */
 must_check enum status device_pin(void *memory, size_t bytes, struct error *err);
 void device_unpin(void *memory);
