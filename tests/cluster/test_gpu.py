@@ -3,6 +3,7 @@
 
     test_gpu.py BUILD [TEST...]         BATON_GPU=cuda:0 is the device (default), BATON_GPU=cpu tries the test itself; a group,
                                         BATON_GPU=cuda:0,1, is held to cpu:2, which sums in the same order
+                                        BATON_GPU_DECODE=cuda:1: decode nodes are on another one
                                         BATON_KV=cuda, or auto: KV is handed over in the device's memory (--kv-buffer-device)
 
 Router, prefill and decode nodes as processes of their own, which share the card: both on the GPU, or one of them on the CPU.
@@ -39,7 +40,8 @@ answers = {}
 
 
 def device(role, tuned=False):
-    return [f"{role}:--device={GPU}", f"{role}:--kv-buffer-device={KV}"] + ([] if tuned else [f"{role}:--kernel={op}=reference" for op in REFERENCES])
+    where = os.environ.get("BATON_GPU_DECODE", GPU) if role == "decode" else GPU
+    return [f"{role}:--device={where}", f"{role}:--kv-buffer-device={KV}"] + ([] if tuned else [f"{role}:--kernel={op}=reference" for op in REFERENCES])
 
 
 def golden_cases():
