@@ -121,6 +121,8 @@ static const struct registry_variant cuda_variants[] = {
     {.operation = "topk", .name = "scaled", .note = "the same by block-scaled mma on e2m1 as pages have it: sm_120a's, elsewhere an emulation for tests",
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_topk_serves, .install = tuned_scaled_topk},
     CUDA_REFERENCE("topk"),
+    {.operation = "attend", .name = "tensor", .note = "one launch on tensor cores, within 2^-16 of the terms' sizes",
+     .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_tensor_attend_serves, .install = tuned_tensor_attend},
     {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks, within 2^-19 of the terms' sizes",
      .shared_bytes = 48 << 10, .install = tuned_leaves_attend},
     CUDA_REFERENCE("attend"),

@@ -65,6 +65,18 @@ __device__ __forceinline__ void arch_mma_bf16(float *sum, uint32_t a0, uint32_t 
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* Four 8 x 8 matrices of halves from shared memory, transposed (ldmatrix): lane 8 m + i gives the
+ * address of row i of matrix m, 16 bytes; word m of lane (g, t) is rows 2t and 2t + 1 of its column
+ * g, the first in its low half. So the first two are the b of arch_mma_bf16 for 16 rows, k, of 8
+ * columns, and the last two those of another matrix. */
+__device__ __forceinline__ void arch_load_transposed(const uint16_t *row, uint32_t *ret_words)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(ret_words[0]), "=r"(ret_words[1]), "=r"(ret_words[2]), "=r"(ret_words[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 /* Two numbers within e4m3's range to the nearest e4m3, the first in the low byte. */
 __device__ __forceinline__ uint32_t arch_pair_e4m3(float low, float high)
 {

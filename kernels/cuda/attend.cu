@@ -13,9 +13,7 @@
  * lanes. Bound: an output's sum within 2^-19 of the sum of its terms' sizes, for up to 2,048
  * entries.
  */
-#include <math.h>
-
-#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/attend.cuh"
 
 namespace
 {
@@ -35,44 +33,16 @@ enum {
     SCRATCH_FLOATS = 1 << 24, /* 64 MiB: some hundred rows a turn */
 };
 
-struct attend_args {
-    struct cache_view v;
-    struct ops_rows rows;
-    struct ops_selection selection;
-    const float *q, *kv_rows, *rope, *sink;
+struct mix_args : attend_args {
     float *logits; /* [rows of this turn, n_heads, max_attended], then probabilities */
     float *sums;   /* [rows of this turn, n_heads] */
     float *leaves; /* [rows of this turn, max_leaves, n_heads, head_dim] */
     uint32_t max_leaves;
-    float *o;
-    uint32_t row_first, n_heads, index_topk, max_attended;
-    float scale;
-    bool round;
 };
-
-/* What row r attends to: n_window positions from `first` on, then entries. */
-struct attended {
-    struct ops_seq seq;
-    const uint32_t *chosen; /* NULL: all from the first on */
-    uint32_t first, n_window, n;
-};
-
-__device__ __forceinline__ struct attended attended_of(const struct attend_args &args, uint32_t r)
-{
-    struct attended at;
-    uint32_t t = args.rows.positions[r], ratio = args.v.place.ratio;
-    bool sparse = ratio == OPS_SPARSE_RATIO;
-    at.seq = args.rows.seqs[args.rows.seq_of[r]];
-    at.first = t + 1 > args.v.window ? t + 1 - args.v.window : 0;
-    at.n_window = t + 1 - at.first;
-    at.chosen = sparse ? args.selection.index + (size_t)r * args.index_topk : NULL;
-    at.n = at.n_window + (ratio == 0 ? 0 : (sparse ? args.selection.n[r] : (t + 1) / ratio));
-    return at;
-}
 
 /* Channels ch .. ch + 3 of the a-th. */
-__device__ __forceinline__ float4 attended_load(const struct attend_args &args,
-                                                const struct attended &at, uint32_t a, uint32_t ch)
+__device__ __forceinline__ float4 attended_load(const mix_args &args, const struct attended &at,
+                                                uint32_t a, uint32_t ch)
 {
     if (a < at.n_window) {
         uint32_t k = at.first + a;
@@ -87,7 +57,7 @@ __device__ __forceinline__ float4 attended_load(const struct attend_args &args,
                             cache_entry_at(args.v, at.seq.pages, at.chosen ? at.chosen[i] : i), ch);
 }
 
-__global__ void __launch_bounds__(THREADS) attend_logits_kernel(struct attend_args args)
+__global__ void __launch_bounds__(THREADS) attend_logits_kernel(mix_args args)
 {
     extern __shared__ float4 shared4[];
     const float *tile = reinterpret_cast<const float *>(shared4);
@@ -121,7 +91,7 @@ __global__ void __launch_bounds__(THREADS) attend_logits_kernel(struct attend_ar
 
 /* A warp for each row and head: logits become e^(l - most), the sum includes the sink. */
 template <bool LEAVES>
-__global__ void __launch_bounds__(THREADS) attend_softmax_kernel(struct attend_args args)
+__global__ void __launch_bounds__(THREADS) attend_softmax_kernel(mix_args args)
 {
     uint32_t r = args.row_first + blockIdx.x, lane = cuda_lane();
     uint32_t h = blockIdx.y * WARPS + threadIdx.x / CUDA_WARP;
@@ -157,35 +127,12 @@ __global__ void __launch_bounds__(THREADS) attend_softmax_kernel(struct attend_a
     }
 }
 
-/* Four channels of one head from their sums: quotient, rounding, rotation back. */
-__device__ __forceinline__ float4 mix_finish(const struct attend_args &args, const float sum[4],
-                                             float z, const float *rope, uint32_t ch)
-{
-    float x[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[i] = cuda_rounded(sum[i] / z, args.round);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        uint32_t n_plain = args.v.head_dim - args.v.rope_dim;
-        if (ch + i >= n_plain) {
-            float c = rope[ch + i - n_plain], s = -rope[ch + i - n_plain + 1];
-            float even = x[i], odd = x[i + 1];
-            x[i] = cuda_rounded(even * c - odd * s, args.round);
-            x[i + 1] = cuda_rounded(even * s + odd * c, args.round);
-        }
-    }
-    return make_float4(x[0], x[1], x[2], x[3]);
-}
-
 enum mix { MIX_ONE_BY_ONE, MIX_LEAVES, MIX_A_LEAF };
 
 /* Block: a row, MIX_HEADS heads, n_ch channels; of MIX_A_LEAF one leaf of them, for which grid z
  * counts channels first. Thread (x, y): channels 4 x .., heads 4 y .. */
 template <int MIX>
-__global__ void __launch_bounds__(THREADS, 2)
-    attend_mix_kernel(struct attend_args args, uint32_t n_ch)
+__global__ void __launch_bounds__(THREADS, 2) attend_mix_kernel(mix_args args, uint32_t n_ch)
 {
     extern __shared__ float4 shared4[];
     __shared__ float4 p4[MIX_TILE * MIX_HEADS / 4];
@@ -260,13 +207,13 @@ __global__ void __launch_bounds__(THREADS, 2)
             float z = args.sums[(size_t)blockIdx.x * args.n_heads + h];
             size_t to = ((size_t)r * args.n_heads + h) * args.v.head_dim + ch;
             *reinterpret_cast<float4 *>(args.o + to) =
-                mix_finish(args, sum[i], z, args.rope + (size_t)r * args.v.rope_dim, ch);
+                attend_finish(args, sum[i], z, args.rope + (size_t)r * args.v.rope_dim, ch);
         }
     }
 }
 
 /* A thread for each four channels of a row's head: its leaves in order. */
-__global__ void __launch_bounds__(THREADS) attend_combine_kernel(struct attend_args args)
+__global__ void __launch_bounds__(THREADS) attend_combine_kernel(mix_args args)
 {
     const uint32_t r = args.row_first + blockIdx.x, n_quads = args.v.head_dim / 4;
     const uint32_t i = blockIdx.y * THREADS + threadIdx.x, h = i / n_quads, ch = i % n_quads * 4;
@@ -287,26 +234,20 @@ __global__ void __launch_bounds__(THREADS) attend_combine_kernel(struct attend_a
     }
     const size_t to = ((size_t)r * args.n_heads + h) * args.v.head_dim + ch;
     *reinterpret_cast<float4 *>(args.o + to) =
-        mix_finish(args, sum, args.sums[(size_t)blockIdx.x * args.n_heads + h],
-                   args.rope + (size_t)r * args.v.rope_dim, ch);
+        attend_finish(args, sum, args.sums[(size_t)blockIdx.x * args.n_heads + h],
+                      args.rope + (size_t)r * args.v.rope_dim, ch);
 }
 
 /* A warp for each row: those that stay in the ring are stored. */
-__global__ void __launch_bounds__(THREADS) attend_store_kernel(struct attend_args args)
+__global__ void __launch_bounds__(THREADS) attend_keep_kernel(struct attend_args args)
 {
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
-    if (r >= args.rows.n_rows) {
-        return;
+    if (r < args.rows.n_rows) {
+        attend_keep(args, r);
     }
-    struct ops_seq seq = args.rows.seqs[args.rows.seq_of[r]];
-    if (seq.slot == OPS_NO_SLOT || seq.n_rows - (r - seq.first_row) > args.v.ring) {
-        return;
-    }
-    cache_entry_store(args.v, args.kv_rows + (size_t)r * args.v.head_dim,
-                      cache_window_at(args.v, seq.slot, args.rows.positions[r]), 0, 1);
 }
 
-void attend_mix(struct ops_device *dev, const struct attend_args *args, uint32_t n_rows)
+void attend_mix(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
 {
     const uint32_t n_heads = args->n_heads, n_ch = args->v.head_dim;
     const uint32_t n_mix = (n_heads + MIX_HEADS - 1) / MIX_HEADS;
@@ -332,7 +273,7 @@ void attend_mix(struct ops_device *dev, const struct attend_args *args, uint32_t
     cuda_launched(dev, "attend (mix)");
 }
 
-void attend_turn(struct ops_device *dev, const struct attend_args *args, uint32_t n_rows)
+void attend_turn(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
 {
     uint32_t n_heads = args->n_heads, n_ch = args->v.head_dim;
     uint32_t n_groups = (n_heads + LOGIT_HEADS - 1) / LOGIT_HEADS;
@@ -352,6 +293,12 @@ void attend_turn(struct ops_device *dev, const struct attend_args *args, uint32_
 }
 
 } /* namespace */
+
+void cuda_attend_keep(struct ops_device *dev, const struct attend_args &args)
+{
+    attend_keep_kernel<<<(args.rows.n_rows + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(args);
+    cuda_launched(dev, "attend (window)");
+}
 
 enum status cuda_attention_check(const struct ops_dims *d, struct error *err)
 {
@@ -393,11 +340,13 @@ bool cuda_attention_room(struct ops_device *dev)
     size_t few = n < FEW_ROWS ? n : FEW_ROWS;
     size_t leaves = few * ((dev->max_attended + LEAF - 1) / LEAF) * d->n_heads * d->head_dim;
     all += leaves < SCRATCH_FLOATS ? leaves : SCRATCH_FLOATS;
+    const size_t of_tensor = few * cuda_attend_tensor_floats(dev);
+    all = all < of_tensor ? of_tensor : all;
     bool ok = true;
     dev->attention = static_cast<float *>(cuda_room(dev, all, 1, &ok));
     dev->attention_floats = all;
     dev->topk_arrived = static_cast<uint32_t *>(cuda_room(dev, n, 1, &ok));
-    return ok;
+    return ok && cuda_attend_tensor_room(dev);
 }
 
 void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
@@ -405,20 +354,8 @@ void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const stru
                  const struct ops_kv *kv, float *ret_o)
 {
     const struct ops_dims *d = &dev->d;
-    struct attend_args args;
-    args.v = cache_view_make(d, kv, &layer->place);
-    args.rows = dev->rows;
-    args.selection = *selection;
-    args.q = q;
-    args.kv_rows = kv_rows;
-    args.rope = dev->rope[layer->place.ratio != 0];
-    args.sink = layer->attn_sink;
-    args.o = ret_o;
-    args.n_heads = d->n_heads;
-    args.index_topk = d->index_topk;
-    args.max_attended = dev->max_attended;
-    args.scale = (float)(1.0 / sqrt((double)d->head_dim));
-    args.round = !d->exact;
+    mix_args args;
+    static_cast<attend_args &>(args) = attend_args_of(dev, layer, q, kv_rows, selection, kv, ret_o);
     args.max_leaves = (dev->max_attended + LEAF - 1) / LEAF;
     size_t row_floats = (size_t)d->n_heads * ((size_t)dev->max_attended + 1);
     size_t turn = dev->attention_floats / row_floats;
@@ -434,8 +371,7 @@ void cuda_attend(struct ops_device *dev, const struct ops_rows *rows, const stru
         attend_turn(dev, &args, n);
     }
     if (kv->stores_window) {
-        attend_store_kernel<<<(rows->n_rows + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(args);
-        cuda_launched(dev, "attend (window)");
+        cuda_attend_keep(dev, args);
     }
 }
 

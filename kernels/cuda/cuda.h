@@ -143,6 +143,7 @@ struct ops_device {
     uint32_t *ids;                      /* [n_seqs]: what sample drew last */
     float *attention; /* scratch of compress, topk and attend: cuda_attention_room */
     size_t attention_floats;
+    uint32_t *leaf_arrived; /* of attend_tensor.cu: zeroes between launches */
     uint32_t *topk_arrived; /* [n_rows] of topk_tensor.cu: zeroes between launches */
     bool tensor;            /* products on tensor cores, where tensor.cu serves them */
     bool scaled;            /* ... by block-scaled ones, where inputs are quantised */
@@ -371,6 +372,15 @@ void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
+
+/* --- attend_tensor.cu, see there for its bound */
+bool cuda_attend_tensor_serves(const struct ops_dims *d, struct error *why);
+size_t cuda_attend_tensor_floats(const struct ops_device *dev); /* of a row, in dev->attention */
+bool cuda_attend_tensor_room(struct ops_device *dev);
+void cuda_attend_tensor(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, const float *q, const float *kv_rows,
+                        const struct ops_selection *selection, const struct ops_kv *kv,
+                        float *ret_o);
 
 /* --- mhc_split.cu: mhc_pre over many blocks, and mhc_turn in one launch. Bound: of the mixing
  * 2^-19 of each value and of the row's largest, of a channel, which is rounded twice, two units of

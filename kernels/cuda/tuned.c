@@ -157,6 +157,17 @@ void tuned_split_mhc(struct ops *table)
     table->mhc_pre = cuda_mhc_pre_split;
 }
 
+bool tuned_tensor_attend_serves(const struct ops_dims *d, const struct ops_limits *limits,
+                                struct error *why)
+{
+    return cuda_attend_tensor_serves(d, why);
+}
+
+void tuned_tensor_attend(struct ops *table)
+{
+    table->attend = cuda_attend_tensor;
+}
+
 void tuned_leaves_attend(struct ops *table)
 {
     table->attend = cuda_attend_leaves;

@@ -34,6 +34,9 @@ void tuned_push_comm(struct ops *table);
 void tuned_tiles_products(struct ops *table);
 void tuned_turn_mhc(struct ops *table);
 void tuned_split_mhc(struct ops *table);
+bool tuned_tensor_attend_serves(const struct ops_dims *dims, const struct ops_limits *limits,
+                                struct error *why);
+void tuned_tensor_attend(struct ops *table);
 void tuned_leaves_attend(struct ops *table);
 bool tuned_device_sample_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                                 struct error *why);

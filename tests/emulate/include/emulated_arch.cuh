@@ -165,6 +165,23 @@ static inline void arch_mma_mx4(float *sum, const uint32_t *a, const uint32_t *b
         scale_a, scale_b);
 }
 
+static inline void arch_load_transposed(const uint16_t *row, uint32_t *ret_words)
+{
+    emulate::value mine = {};
+    if ((uintptr_t)row % 16) {
+        emulate::fault("ldmatrix of a row at %p", static_cast<const void *>(row));
+    }
+    memcpy(mine.bytes, row, 16);
+    const emulate::value *all = emulate::meet(0xffffffffu, "ldmatrix", mine);
+    unsigned lane = emulate::self_lane(), g = lane / 4, t = lane % 4;
+    for (unsigned m = 0; m < 4; m++) {
+        uint16_t low, high;
+        memcpy(&low, all[8 * m + 2 * t].bytes + 2 * g, 2);
+        memcpy(&high, all[8 * m + 2 * t + 1].bytes + 2 * g, 2);
+        ret_words[m] = low | (uint32_t)high << 16;
+    }
+}
+
 /* A copy is made when it is waited for, at the latest moment there is: who reads before finds what
  * stood there. */
 static inline void emulate_copy(void *to, const void *from, size_t bytes)
