@@ -134,7 +134,7 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_SCALED(experts, "; up to 64 rows in two launches as stream; MXFP4 is packed by four scale groups then"),
     CUDA_REFERENCE("experts"),
     CUDA_TENSOR(head), CUDA_REFERENCE("head"),
-    {.operation = "products", .name = "tiles", .note = "of the operations' `tensor`: calls of 64 rows and more by 128 outputs of 64 rows a block; the same bits",
+    {.operation = "products", .name = "tiles", .note = "of the operations' `tensor`: up to 16 rows several in one launch, from 64 on by 128 outputs of 64 rows a block; the same bits",
      .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_tensor_serves, .install = tuned_tiles_products},
     CUDA_PLAIN("products", "of the operations' `tensor`: every call by 32 outputs a block"),
     {.operation = "comm", .name = "push", .note = "up to 64 rows in one launch from GPU to GPU, more as below; the CPU's bits",

@@ -204,8 +204,10 @@ void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
     args.eps = dev->d.rms_eps;
     args.index = index;
     args.round = !dev->d.exact;
-    cuda_gemm(dev, &c->wkv, x, dev->d.hidden, rows->n_rows, dev->wide, args.width, false);
-    cuda_gemm(dev, &c->wgate, x, dev->d.hidden, rows->n_rows, dev->wide2, args.width, false);
+    const struct cuda_gemm_item items[] = {
+        {&c->wkv, x, dev->d.hidden, dev->wide, args.width, false},
+        {&c->wgate, x, dev->d.hidden, dev->wide2, args.width, false}};
+    cuda_gemms(dev, items, 2, rows->n_rows);
     size_t shared = (args.d + dev->d.rope_dim) * sizeof(float);
     if (layer->place.ratio == OPS_SPARSE_RATIO) {
         compress_sparse_kernel<<<rows->n_rows, THREADS, shared, dev->stream>>>(args);

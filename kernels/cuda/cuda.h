@@ -35,7 +35,8 @@ enum {
     CUDA_BLOCK = 32,          /* outputs packed side by side: a lane each */
     CUDA_SLICE = 128,         /* inputs summed before they join the total */
     CUDA_MAX_GRID_Y = 65535,
-    CUDA_UNIT_BYTES = 16 /* one load: consecutive inputs of one output */
+    CUDA_MOST_JOINED = 16, /* products of one launch */
+    CUDA_UNIT_BYTES = 16   /* one load: consecutive inputs of one output */
 };
 
 /* How a packed matrix keeps its elements: blocks of 32 outputs; in each, for every 16 bytes' worth
@@ -150,7 +151,7 @@ struct ops_device {
     bool leaves;            /* attend by leaves */
     float *partial;         /* of tensor.cu */
     uint32_t *arrived;      /* zeroes between launches */
-    bool tiles_wanted;      /* long calls by tiles.cu, ... */
+    bool tiles_wanted;      /* long calls by tiles.cu, and products in one launch, ... */
     void *image;            /* ... which needs room for inputs; NULL: it serves nothing */
     size_t image_bytes;
     float *mhc_parts;      /* mhc_split.cu */
@@ -270,6 +271,18 @@ cudaError_t cuda_has_code(void);
  * in floats. round: to bfloat16. x is taken as it is: see cuda_quant_rows. */
 void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                size_t x_stride, uint32_t n_rows, float *y, size_t y_stride, bool round);
+/* Products of the same n_rows rows that don't need each other's results: as cuda_gemm of one after
+ * the other, in fewer launches where that can be. */
+struct cuda_gemm_item {
+    const struct ops_matrix *matrix;
+    const float *x;
+    size_t x_stride;
+    float *y;
+    size_t y_stride;
+    bool round;
+};
+void cuda_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
+                uint32_t n_rows);
 /* The same for rows x_row[0 .. n_rows) of x, in device memory. */
 void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                     size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
@@ -310,6 +323,9 @@ bool cuda_tensor_serves(const struct ops_matrix *matrix);
 bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                       size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
                       size_t y_stride, bool round);
+/* Of few rows, all in one launch. */
+bool cuda_tensor_joined(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
+                        uint32_t n_rows);
 bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
                          const struct cuda_weights *matrices, const float *x, size_t x_stride,
                          const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);

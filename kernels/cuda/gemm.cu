@@ -260,13 +260,15 @@ __global__ void __launch_bounds__(THREADS)
     any_tile<FORM>(m, rows);
 }
 
-/* A warp for each row. */
+/* A warp for each group of a row. */
 __global__ void __launch_bounds__(THREADS)
-    quant_kernel(const float *x, uint32_t n_rows, size_t n, float *y)
+    quant_kernel(const float *x, uint32_t n_rows, size_t n, uint32_t n_groups, float *y)
 {
-    uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    const size_t item = (size_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    const size_t r = item / n_groups, first = item % n_groups * FORMATS_INPUT_GROUP;
     if (r < n_rows) {
-        warp_quant8(x + r * n, n, FORMATS_INPUT_GROUP, y + r * n);
+        const size_t m = n - first < FORMATS_INPUT_GROUP ? n - first : FORMATS_INPUT_GROUP;
+        warp_quant8(x + r * n + first, m, FORMATS_INPUT_GROUP, y + r * n + first);
     }
 }
 
@@ -326,6 +328,18 @@ void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const fl
     cuda_gemm_some(dev, matrix, x, x_stride, NULL, n_rows, y, y_stride, round);
 }
 
+void cuda_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
+                uint32_t n_rows)
+{
+    if (n_rows == 0 || n == 0 || (dev->tensor && cuda_tensor_joined(dev, items, n, n_rows))) {
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        cuda_gemm(dev, items[i].matrix, items[i].x, items[i].x_stride, n_rows, items[i].y,
+                  items[i].y_stride, items[i].round);
+    }
+}
+
 void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
                        const struct cuda_weights *matrices, const float *x, size_t x_stride,
                        const struct cuda_lanes *lanes, float *y, size_t y_stride)
@@ -377,7 +391,10 @@ void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
 void cuda_quant_rows(struct ops_device *dev, const float *x, uint32_t n_rows, size_t n, float *y)
 {
     if (n_rows) {
-        quant_kernel<<<(n_rows + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(x, n_rows, n, y);
+        const uint32_t n_groups = (uint32_t)((n + FORMATS_INPUT_GROUP - 1) / FORMATS_INPUT_GROUP);
+        const size_t n_items = (size_t)n_rows * n_groups;
+        quant_kernel<<<(unsigned)((n_items + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
+            x, n_rows, n, n_groups, y);
         cuda_launched(dev, "the quantiser");
     }
 }

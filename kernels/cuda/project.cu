@@ -12,17 +12,20 @@ struct norms {
     bool exact;
 };
 
-/* A warp for each row: the low-rank q, and the key-value row. */
+/* Two warps for each row: the low-rank q, and the key-value row. */
 __global__ void __launch_bounds__(THREADS)
     narrow_kernel(uint32_t n_rows, uint32_t q_lora, uint32_t head_dim, uint32_t rope_dim,
                   norms norm, const float *rope, float *qr, float *kv)
 {
-    uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    const uint32_t item = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP, r = item / 2;
     if (r >= n_rows) {
         return;
     }
     float *q = qr + (size_t)r * q_lora, *row = kv + (size_t)r * head_dim;
-    warp_rms_norm(q, norm.q, q_lora, norm.eps, !norm.exact, q);
+    if (item % 2 == 0) {
+        warp_rms_norm(q, norm.q, q_lora, norm.eps, !norm.exact, q);
+        return;
+    }
     warp_rms_norm(row, norm.kv, head_dim, norm.eps, !norm.exact, row);
     warp_rope(row, head_dim, rope_dim, rope + (size_t)r * rope_dim, false, !norm.exact);
     if (!norm.exact) {
@@ -56,12 +59,19 @@ void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
         return;
     }
     const float *rope = dev->rope[layer->place.ratio != 0];
-    cuda_gemm(dev, &layer->wq_a, cuda_inputs(dev, &layer->wq_a, x, n, d->hidden), d->hidden, n,
-              ret_qr, d->q_lora, round);
-    cuda_gemm(dev, &layer->wkv, cuda_inputs(dev, &layer->wkv, x, n, d->hidden), d->hidden, n,
-              ret_kv, d->head_dim, round);
+    const float *quant = x; /* both want it as a rule, and it is one */
+    if (cuda_wants_quant(dev, &layer->wq_a) || cuda_wants_quant(dev, &layer->wkv)) {
+        quant = dev->quant;
+        cuda_quant_rows(dev, x, n, d->hidden, dev->quant);
+    }
+    const struct cuda_gemm_item narrow[] = {
+        {&layer->wq_a, cuda_wants_quant(dev, &layer->wq_a) ? quant : x, d->hidden, ret_qr,
+         d->q_lora, round},
+        {&layer->wkv, cuda_wants_quant(dev, &layer->wkv) ? quant : x, d->hidden, ret_kv,
+         d->head_dim, round}};
+    cuda_gemms(dev, narrow, 2, n);
     const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
-    narrow_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
+    narrow_kernel<<<(2 * n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
         n, d->q_lora, d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
     cuda_launched(dev, "project");
     cuda_gemm(dev, &layer->wq_b, cuda_inputs(dev, &layer->wq_b, ret_qr, n, d->q_lora), d->q_lora, n,
@@ -77,9 +87,18 @@ void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struc
 {
     const struct ops_dims *d = &dev->d;
     const size_t wide = (size_t)d->n_heads * d->head_dim, narrow = (size_t)d->o_groups * d->o_lora;
-    for (uint32_t g = 0; g < d->o_groups; g++) {
-        cuda_gemm(dev, &layer->wo_a[g], o + g * (wide / d->o_groups), wide, rows->n_rows,
-                  dev->wide + (size_t)g * d->o_lora, narrow, !d->exact);
+    for (uint32_t g = 0; g < d->o_groups;) {
+        struct cuda_gemm_item items[CUDA_MOST_JOINED];
+        uint32_t m = 0;
+        for (; m < CUDA_MOST_JOINED && g < d->o_groups; m++, g++) {
+            items[m] = {&layer->wo_a[g],
+                        o + g * (wide / d->o_groups),
+                        wide,
+                        dev->wide + (size_t)g * d->o_lora,
+                        narrow,
+                        !d->exact};
+        }
+        cuda_gemms(dev, items, m, rows->n_rows);
     }
     if (cuda_wants_quant(dev, &layer->wo_b)) {
         cuda_quant_rows(dev, dev->wide, rows->n_rows, narrow, dev->wide);

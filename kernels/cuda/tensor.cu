@@ -41,6 +41,13 @@ struct product {
     bool round;
     float *partial; /* [output blocks, groups, rows, 32] where groups are blocks */
     uint32_t *arrived;
+    uint32_t block; /* 32 outputs */
+};
+
+/* Products of one launch: each has the blocks up to `end`. */
+struct joined {
+    product of[CUDA_MOST_JOINED];
+    uint32_t end[CUDA_MOST_JOINED];
 };
 
 /* What a thread reads of a chunk. SCALED: one word of scales, of output g + 8 t. */
@@ -55,15 +62,14 @@ __device__ __forceinline__ void load(const product &p, uint32_t chunk, uint32_t 
 {
     const uint32_t lane = cuda_lane(), g = lane / 4, u = chunk * UNITS + lane % 4;
     const uint4 *units =
-        reinterpret_cast<const uint4 *>(p.data) + ((size_t)blockIdx.x * n_units + u) * CUDA_BLOCK;
+        reinterpret_cast<const uint4 *>(p.data) + ((size_t)p.block * n_units + u) * CUDA_BLOCK;
     const uint8_t *scales = NULL;
     if constexpr (FORM != CUDA_BF16) {
         const uint32_t inputs = tensor_unit<FORM>::INPUTS, group = tensor_unit<FORM>::GROUP;
         const uint32_t first = SCALED ? chunk * UNITS : u;
-        scales =
-            p.data + cuda_scales_offset(p.n_out, p.n_in, inputs) +
-            ((size_t)blockIdx.x * cuda_groups(p.n_in, inputs, group) + first * inputs / group) *
-                CUDA_BLOCK;
+        scales = p.data + cuda_scales_offset(p.n_out, p.n_in, inputs) +
+                 ((size_t)p.block * cuda_groups(p.n_in, inputs, group) + first * inputs / group) *
+                     CUDA_BLOCK;
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
@@ -223,7 +229,7 @@ __device__ __forceinline__ void group_sums(const product &p, uint32_t group,
 
 template <int NT> __device__ __forceinline__ void store(const product &p, const float *total)
 {
-    const uint32_t out = blockIdx.x * CUDA_BLOCK + cuda_lane();
+    const uint32_t out = p.block * CUDA_BLOCK + cuda_lane();
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         const uint32_t row = i * WARPS + threadIdx.x / CUDA_WARP;
@@ -263,6 +269,7 @@ template <int FORM, bool SCALED>
 __global__ void __launch_bounds__(THREADS) tensor_many_kernel(product all)
 {
     product p = all;
+    p.block = blockIdx.x;
     p.first = blockIdx.y * TILE_ROWS;
     p.n_rows = all.n_rows - p.first < TILE_ROWS ? all.n_rows - p.first : TILE_ROWS;
     whole_tile<FORM, SCALED, TILE_ROWS / 8>(p);
@@ -279,31 +286,31 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, 1>())
     }
     const cuda_tile t = tiles[blockIdx.y];
     product p = all;
+    p.block = blockIdx.x;
     p.data = static_cast<const uint8_t *>(weights.data[t.expert]);
     p.first = t.first;
     p.n_rows = t.n;
     whole_tile<FORM, SCALED, CUDA_TILE_ROWS / 8>(p);
 }
 
-/* Blocks (32 outputs, group): the last of an output's groups adds them up. */
+/* A group's sums of 32 outputs; the last of an output's groups adds them up. */
 template <int FORM, bool SCALED, int NT>
-__global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
-    tensor_few_kernel(product p)
+__device__ __forceinline__ void few_rows(const product &p, uint32_t group)
 {
     __shared__ float shared[WARPS][8 * NT][CUDA_BLOCK];
     __shared__ bool is_last;
     float total[NT];
-    group_sums<FORM, SCALED, NT>(p, blockIdx.y, shared, total);
+    group_sums<FORM, SCALED, NT>(p, group, shared, total);
     if (p.n_groups > 1) {
-        float *mine = p.partial + (size_t)blockIdx.x * p.n_groups * 8 * NT * CUDA_BLOCK;
+        float *mine = p.partial + (size_t)p.block * p.n_groups * 8 * NT * CUDA_BLOCK;
 #pragma unroll
         for (int i = 0; i < NT; i++) {
-            mine[(blockIdx.y * NT + i) * THREADS + threadIdx.x] = total[i];
+            mine[(group * NT + i) * THREADS + threadIdx.x] = total[i];
         }
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) {
-            is_last = atomicAdd(p.arrived + blockIdx.x, 1u) == p.n_groups - 1;
+            is_last = atomicAdd(p.arrived + p.block, 1u) == p.n_groups - 1;
         }
         __syncthreads();
         if (!is_last) {
@@ -314,17 +321,44 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
         for (int i = 0; i < NT; i++) {
             total[i] = __ldcg(mine + i * THREADS + threadIdx.x);
         }
-        for (uint32_t group = 1; group < p.n_groups; group++) {
+        for (uint32_t k = 1; k < p.n_groups; k++) {
 #pragma unroll
             for (int i = 0; i < NT; i++) {
-                total[i] += __ldcg(mine + (group * NT + i) * THREADS + threadIdx.x);
+                total[i] += __ldcg(mine + (k * NT + i) * THREADS + threadIdx.x);
             }
         }
         if (threadIdx.x == 0) {
-            p.arrived[blockIdx.x] = 0; /* for the next launch */
+            p.arrived[p.block] = 0; /* for the next launch */
         }
     }
     store<NT>(p, total);
+}
+
+/* Blocks (32 outputs, group). */
+template <int FORM, bool SCALED, int NT>
+__global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
+    tensor_few_kernel(product all)
+{
+    product p = all;
+    p.block = blockIdx.x;
+    few_rows<FORM, SCALED, NT>(p, blockIdx.y);
+}
+
+/* Blocks (32 outputs of one or another product, group): where a product has fewer groups than
+ * another, the rest end. */
+template <int FORM, int NT>
+__global__ void __launch_bounds__(THREADS, 2)
+    tensor_joined_kernel(const __grid_constant__ joined all)
+{
+    uint32_t i = 0, first = 0;
+    for (; blockIdx.x >= all.end[i]; i++) {
+        first = all.end[i];
+    }
+    product p = all.of[i];
+    p.block = blockIdx.x - first;
+    if (blockIdx.y < p.n_groups) {
+        few_rows<FORM, false, NT>(p, blockIdx.y);
+    }
 }
 
 uint32_t blocks_of(uint32_t outputs)
@@ -375,6 +409,16 @@ void launch_experts(struct ops_device *dev, const product &p, const struct cuda_
                                                                            dev->tile_count);
 }
 
+template <int FORM>
+void launch_joined(struct ops_device *dev, const joined &all, dim3 grid, uint32_t n_rows)
+{
+    if (n_rows > 8) {
+        tensor_joined_kernel<FORM, 2><<<grid, THREADS, 0, dev->stream>>>(all);
+    } else {
+        tensor_joined_kernel<FORM, 1><<<grid, THREADS, 0, dev->stream>>>(all);
+    }
+}
+
 } /* namespace */
 
 bool cuda_tensor_serves(const struct ops_matrix *m)
@@ -386,9 +430,10 @@ bool cuda_tensor_serves(const struct ops_matrix *m)
 bool cuda_tensor_room(struct ops_device *dev)
 {
     bool ok = true;
+    const size_t n = dev->tiles_wanted ? CUDA_MOST_JOINED : 1;
     dev->partial =
-        static_cast<float *>(cuda_room(dev, (size_t)TENSOR_AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
-    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, TENSOR_AIM_BLOCKS, 1, &ok));
+        static_cast<float *>(cuda_room(dev, n * TENSOR_AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
+    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, n * TENSOR_AIM_BLOCKS, 1, &ok));
     return ok;
 }
 
@@ -416,7 +461,8 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const 
                        n_rows,
                        round,
                        dev->partial,
-                       dev->arrived};
+                       dev->arrived,
+                       0};
     switch (m->form) {
     case CUDA_BF16:
         launch_dense<CUDA_BF16, false>(dev, p);
@@ -439,6 +485,52 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const 
     return true;
 }
 
+bool cuda_tensor_joined(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
+                        uint32_t n_rows)
+{
+    joined all;
+    uint32_t end = 0, n_groups = 1;
+    if (!dev->tiles_wanted || n_rows > FEW_ROWS || n > CUDA_MOST_JOINED ||
+        items->matrix->form == CUDA_FP4_E8M0) { /* experts', which have kernels of their own */
+        return false;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct cuda_gemm_item *item = &items[i];
+        const struct ops_matrix *m = item->matrix;
+        if (m->form != items->matrix->form || is_scaled(dev, m) ||
+            !is_served(dev, m, item->x, item->x_stride)) {
+            return false;
+        }
+        product *p = &all.of[i];
+        *p = {static_cast<const uint8_t *>(m->data),
+              m->rows,
+              m->cols,
+              tensor_groups_of(m->rows, m->cols, m->form),
+              item->x,
+              item->x_stride,
+              NULL,
+              item->y,
+              item->y_stride,
+              0,
+              n_rows,
+              item->round,
+              dev->partial + (size_t)i * TENSOR_AIM_BLOCKS * FEW_ROWS * CUDA_BLOCK,
+              dev->arrived + (size_t)i * TENSOR_AIM_BLOCKS,
+              0};
+        n_groups = p->n_groups > n_groups ? p->n_groups : n_groups;
+        end += blocks_of(m->rows);
+        all.end[i] = end;
+    }
+    const dim3 grid(end, n_groups);
+    if (items->matrix->form == CUDA_BF16) {
+        launch_joined<CUDA_BF16>(dev, all, grid, n_rows);
+    } else {
+        launch_joined<CUDA_FP8>(dev, all, grid, n_rows);
+    }
+    cuda_launched(dev, "products on tensor cores");
+    return true;
+}
+
 bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
                          const struct cuda_weights *weights, const float *x, size_t x_stride,
                          const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride)
@@ -446,8 +538,8 @@ bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
     if (!is_served(dev, shape, x, x_stride)) {
         return false;
     }
-    const product p = {NULL, shape->rows, shape->cols, 1, x,    x_stride, x_row,
-                       y,    y_stride,    0,           0, true, NULL,     NULL};
+    const product p = {NULL,     shape->rows, shape->cols, 1,    x,    x_stride, x_row, y,
+                       y_stride, 0,           0,           true, NULL, NULL,     0};
     switch (shape->form) {
     case CUDA_BF16:
         launch_experts<CUDA_BF16, false>(dev, p, *weights, max_tiles);

@@ -18,11 +18,11 @@ MAX_SHARED_BYTES = 99 * 1024
 # Low twelve bits of an instruction of 16 bytes. nvdisasm calls them HMMA on both architectures, and on sm_120a
 # QMMA.SF.16832...E8 (kind::mxf8f6f4) and OMMA.SF.16864...E8 (kind::mxf4).
 OPCODES = {"HMMA": 0x23C, "QMMA.SF": 0x47A, "OMMA.SF": 0x47F}
-ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "experts_stream.cu": {"stream_kernel"},
+ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_joined_kernel", "tensor_experts_kernel"}, "experts_stream.cu": {"stream_kernel"},
                    "attend_tensor.cu": {"attend_tensor_kernel"}, "tiles.cu": {"tiles_kernel", "tiles_experts_kernel"}, "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
 # Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
-SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.cu"]},
+SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.cu"] - {"tensor_joined_kernel"}},
           "experts_stream.cu": {"stream_kernel": "QMMA.SF"}, "topk_tensor.cu": {"topk_tensor_kernel": "OMMA.SF"}}
 
 

@@ -428,6 +428,56 @@ static void check_long_product(enum ops_format format, uint32_t rows, uint32_t c
     drop(&m);
 }
 
+/* Products of one launch: each has the bits of its own. */
+static void check_joined(enum ops_format format)
+{
+    static const struct {
+        uint32_t rows, cols;
+    } shapes[] = {{64, 1024}, {33, 264}, {200, 136}, {8, 2048}};
+    enum { N = sizeof(shapes) / sizeof(shapes[0]), MOST = 16 };
+    struct matrix m[N];
+    const float *x[N];
+    int before = n_wrong;
+    for (int i = 0; i < N; i++) {
+        size_t n = (size_t)MOST * shapes[i].cols;
+        float *values = random_floats(&seed, n, 1.0f);
+        m[i] = make(format, shapes[i].rows, shapes[i].cols);
+        x[i] = upload_halves(values, n);
+        mem_free(values);
+    }
+    for (uint32_t rows = 1; rows <= MOST; rows = rows == 8 ? 9 : rows == 9 ? 16 : rows + 7) {
+        struct cuda_gemm_item items[N];
+        uint64_t launches = 0;
+        for (int i = 0; i < N; i++) {
+            items[i] = (struct cuda_gemm_item){
+                &m[i].packed,   x[i], shapes[i].cols, poisoned_there((size_t)rows * shapes[i].rows),
+                shapes[i].rows, false};
+        }
+        dev->tensor = true;
+        launches = cuda_launches(dev);
+        cuda_gemms(dev, items, N, rows);
+        launches = cuda_launches(dev) - launches;
+        for (int i = 0; i < N; i++) {
+            size_t n = (size_t)rows * shapes[i].rows;
+            float *y = poisoned_there(n), *got = mem_array(n, 4), *want = mem_array(n, 4);
+            cuda_gemm(dev, items[i].matrix, x[i], shapes[i].cols, rows, y, shapes[i].rows, false);
+            fetch(want, y, n * 4);
+            fetch(got, items[i].y, n * 4);
+            same_bits("joined", got, want, n);
+            mem_free(got);
+            mem_free(want);
+        }
+        dev->tensor = false;
+        if (launches != 1) {
+            wrong("joined: launches", rows, 0, (double)launches, 1, 0);
+        }
+    }
+    printf("joined products of %u: %d wrong\n", format, n_wrong - before);
+    for (int i = 0; i < N; i++) {
+        drop(&m[i]);
+    }
+}
+
 /* Experts of no rows, of a few, of more than a tile. */
 static void check_long_experts(void)
 {
@@ -515,6 +565,10 @@ int main(int argc, char **argv)
         if (!scaled && !tiny) {
             check_long_product(shapes[i].format, shapes[i].rows, shapes[i].cols);
         }
+    }
+    if (is_long) {
+        check_joined(OPS_BF16);
+        check_joined(OPS_FP8_BLOCK);
     }
     if (!tiny && !is_long) {
         check_experts();
