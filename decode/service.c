@@ -473,7 +473,7 @@ static const struct metric_row counters[] = {
     {COUNTER_STEPS_AHEAD, "baton_steps_ahead_total",
      "Decode steps that were begun before the one before was over."},
     {COUNTER_ROWS_TOO_MANY, "baton_step_rows_dropped_total",
-     "Rows of decode steps whose token nobody wanted any more: their sample had ended."},
+     "Rows of decode steps whose token was dropped: their sample had ended."},
     {COUNTER_CHUNK_TOKENS, "baton_prefill_tokens_total", "Prompt tokens computed here."},
     {COUNTER_TRANSFER_BYTES, "baton_transfer_bytes_total", "Bytes of parcels taken in."},
     {COUNTER_PARCELS, "baton_parcels_total", "Parcels taken in."},
