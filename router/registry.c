@@ -392,8 +392,10 @@ static void on_status(struct node *node, const Baton__ToRouter__Status *status)
     uint64_t now_ns = loop_now_ns();
     node->status_ns = now_ns;
     node->has_status = true;
+    /* What a node without work last said is no time that its work has taken. */
     if (status->progress != node->progress ||
-        status->unit == BATON__TO_ROUTER__STATUS__UNIT__IDLE) {
+        status->unit == BATON__TO_ROUTER__STATUS__UNIT__IDLE ||
+        node->unit == BATON__TO_ROUTER__STATUS__UNIT__IDLE) {
         node->progress = status->progress;
         node->progress_ns = now_ns;
         node->wedged = false;
