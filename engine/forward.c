@@ -96,10 +96,11 @@ static void sum_ranks(struct forward *f, const struct ops_rows *rows)
 
 /* A sublayer's output into the streams, unless there was none before, and the streams to the input
  * of the next: layer_i's attention or mixture. Layer n_layers: there is none. */
-static void turn_sublayer(struct forward *f, bool is_first, uint32_t layer_i, bool is_attention,
+static void turn_sublayer(struct forward *f, uint32_t layer_i, bool is_attention,
                           const struct ops_rows *rows)
 {
     const struct ops *ops = f->ops;
+    const bool is_first = layer_i == 0 && is_attention;
     if (!is_first) {
         sum_ranks(f, rows);
     }
@@ -187,13 +188,13 @@ enum status forward_run(struct forward *f, const struct ops_rows *rows, const _A
             return STATUS_CANCELLED;
         }
         if (i == 0) {
-            turn_sublayer(f, true, i, true, rows);
+            turn_sublayer(f, i, true, rows);
         }
         attention(f, i, rows);
-        turn_sublayer(f, false, i, false, rows);
+        turn_sublayer(f, i, false, rows);
         tick(cookie, i + 1); /* half a layer: a large chunk on a slow host is no hang */
         mixture(f, i, rows);
-        turn_sublayer(f, false, i + 1, true, rows);
+        turn_sublayer(f, i + 1, true, rows);
         tick(cookie, i + 1);
     }
     return STATUS_OK;
