@@ -30,32 +30,19 @@ enum {
     MOST_UNITS = 32 /* ... 8,192 */
 };
 
-/* Blocks (part, row). fn is packed: unit u of output o is unit 32 u + o. */
-__global__ void __launch_bounds__(THREADS)
-    mhc_parts_kernel(const float4 *fn, uint32_t n_units, const float *streams, float *parts)
+__device__ __forceinline__ float add_products(const float4 &a, const float4 &b, float sum)
+{
+    sum = __fmaf_rn(a.x, b.x, sum);
+    sum = __fmaf_rn(a.y, b.y, sum);
+    sum = __fmaf_rn(a.z, b.z, sum);
+    return __fmaf_rn(a.w, b.w, sum);
+}
+
+/* By a block: its warps' sums, in each lane of one output, added in turn, and of the squares. */
+__device__ __forceinline__ void store_part(float sum, float squares, float *to)
 {
     __shared__ float shared[WARPS][CUDA_WARP];
-    const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_runs = PARTS * WARPS;
-    const uint32_t run = blockIdx.x * WARPS + warp;
-    const uint32_t first = (uint32_t)((uint64_t)run * n_units / n_runs);
-    const uint32_t end = (uint32_t)((uint64_t)(run + 1) * n_units / n_runs);
-    const float4 *x = reinterpret_cast<const float4 *>(streams) + (size_t)blockIdx.y * n_units;
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll 8
-    for (uint32_t u = first; u < end; u++) {
-        const float4 f = x[u], w = fn[(size_t)u * CUDA_BLOCK + lane];
-        sum = __fmaf_rn(f.x, w.x, sum);
-        sum = __fmaf_rn(f.y, w.y, sum);
-        sum = __fmaf_rn(f.z, w.z, sum);
-        sum = __fmaf_rn(f.w, w.w, sum);
-    }
-    for (uint32_t u = first + lane; u < end; u += CUDA_WARP) {
-        const float4 f = x[u];
-        squares = __fmaf_rn(f.x, f.x, squares);
-        squares = __fmaf_rn(f.y, f.y, squares);
-        squares = __fmaf_rn(f.z, f.z, squares);
-        squares = __fmaf_rn(f.w, f.w, squares);
-    }
+    const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane();
     squares = warp_sum(squares);
     shared[warp][lane] = lane == SQUARES ? squares : sum;
     __syncthreads();
@@ -65,8 +52,30 @@ __global__ void __launch_bounds__(THREADS)
         for (int k = 1; k < WARPS; k++) {
             total += shared[k][lane];
         }
-        parts[((size_t)blockIdx.y * PARTS + blockIdx.x) * CUDA_WARP + lane] = total;
+        to[lane] = total;
     }
+}
+
+/* Blocks (part, row). fn is packed: unit u of output o is unit 32 u + o. */
+__global__ void __launch_bounds__(THREADS)
+    mhc_parts_kernel(const float4 *fn, uint32_t n_units, const float *streams, float *parts)
+{
+    const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_runs = PARTS * WARPS;
+    const uint32_t run = blockIdx.x * WARPS + warp;
+    const uint32_t first = (uint32_t)((uint64_t)run * n_units / n_runs);
+    const uint32_t end = (uint32_t)((uint64_t)(run + 1) * n_units / n_runs);
+    const float4 *x = reinterpret_cast<const float4 *>(streams) + (size_t)blockIdx.y * n_units;
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll 8
+    for (uint32_t u = first; u < end; u++) {
+        const float4 f = x[u], w = fn[(size_t)u * CUDA_BLOCK + lane];
+        sum = add_products(f, w, sum);
+    }
+    for (uint32_t u = first + lane; u < end; u += CUDA_WARP) {
+        const float4 f = x[u];
+        squares = add_products(f, f, squares);
+    }
+    store_part(sum, squares, parts + ((size_t)blockIdx.y * PARTS + blockIdx.x) * CUDA_WARP);
 }
 
 /* What the sums of a row's parts lead to. */
@@ -149,7 +158,6 @@ __global__ void __launch_bounds__(THREADS)
                     uint32_t *arrived, float *x, float *all_mix)
 {
     __shared__ float4 run[UNITS * WARPS];
-    __shared__ float shared[WARPS][CUDA_WARP];
     __shared__ bool is_last;
     const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_quads = a.n / UNIT;
     const uint32_t first = blockIdx.x * n_quads / PARTS, end = (blockIdx.x + 1) * n_quads / PARTS;
@@ -188,31 +196,14 @@ __global__ void __launch_bounds__(THREADS)
     for (uint32_t i = 0; i < UNITS; i++) {
         if (i * WARPS + warp < H * n) {
             const float4 f = run[i * WARPS + warp];
-            sum = __fmaf_rn(f.x, w[i].x, sum);
-            sum = __fmaf_rn(f.y, w[i].y, sum);
-            sum = __fmaf_rn(f.z, w[i].z, sum);
-            sum = __fmaf_rn(f.w, w[i].w, sum);
+            sum = add_products(f, w[i], sum);
         }
     }
     for (uint32_t u = threadIdx.x; u < H * n; u += THREADS) {
         const float4 f = run[u];
-        squares = __fmaf_rn(f.x, f.x, squares);
-        squares = __fmaf_rn(f.y, f.y, squares);
-        squares = __fmaf_rn(f.z, f.z, squares);
-        squares = __fmaf_rn(f.w, f.w, squares);
+        squares = add_products(f, f, squares);
     }
-    squares = warp_sum(squares);
-    shared[warp][lane] = lane == SQUARES ? squares : sum;
-    __syncthreads();
-    float *mine = parts + (r * PARTS + blockIdx.x) * CUDA_WARP;
-    if (warp == 0) {
-        float total = shared[0][lane];
-#pragma unroll
-        for (int k = 1; k < WARPS; k++) {
-            total += shared[k][lane];
-        }
-        mine[lane] = total;
-    }
+    store_part(sum, squares, parts + (r * PARTS + blockIdx.x) * CUDA_WARP);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
