@@ -272,7 +272,7 @@ static enum status library_look(struct ucx *ucx, struct error *err)
 {
     unsigned major, minor, patch;
     Dl_info info = {0};
-    void *function = dlsym(RTLD_DEFAULT, "ucp_get_version"); /* not our own stub of it */
+    void *function = dlsym(RTLD_DEFAULT, "ucp_get_version"); /* the library's own address */
     ucp_get_version(&major, &minor, &patch);
     ucx->version = (struct ucx_version){(uint8_t)major, (uint8_t)minor};
     bool found = function != NULL && dladdr(function, &info) != 0 && info.dli_fname != NULL;
