@@ -93,6 +93,8 @@ struct ops_limits {
     uint32_t heavy_ratio; /* of heavy layers; 0: none */
     uint32_t n_threads;   /* of a host backend; 0: one a core */
     uint32_t device_i;    /* which one, of a backend with several: N of cuda:N */
+    bool early_launches;  /* kernels begin before those in front of them end
+                             (kernels/cuda/launch.cuh) */
     /* The device is opened to know what it would take: open, alloc, pack and upload only count (see
      * `allocated`), what they return is not memory, sources have no data, and nothing else may be
      * called but close. No GPU is needed. */

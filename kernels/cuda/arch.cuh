@@ -119,6 +119,20 @@ template <int N> __device__ __forceinline__ void arch_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/* --- launches that begin before those in front of them end: launch.cuh has the rule */
+
+/* The blocks of the launch behind this one may be handed out, once all blocks here came by. */
+__device__ __forceinline__ void arch_grid_go()
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Until the launch in front of this one has completed, and all it wrote is there. */
+__device__ __forceinline__ void arch_grid_wait()
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 /* --- words between blocks of one launch */
 
 /* What other blocks wrote before they released the value that is read here is seen by what this

@@ -59,6 +59,7 @@ __device__ __forceinline__ float4 attended_load(const mix_args &args, const stru
 
 __global__ void __launch_bounds__(THREADS) attend_logits_kernel(mix_args args)
 {
+    cuda_grid_begin();
     extern __shared__ float4 shared4[];
     const float *tile = reinterpret_cast<const float *>(shared4);
     uint32_t r = args.row_first + blockIdx.x, n_ch = args.v.head_dim, n_quads = n_ch / 4;
@@ -93,6 +94,7 @@ __global__ void __launch_bounds__(THREADS) attend_logits_kernel(mix_args args)
 template <bool LEAVES>
 __global__ void __launch_bounds__(THREADS) attend_softmax_kernel(mix_args args)
 {
+    cuda_grid_begin();
     uint32_t r = args.row_first + blockIdx.x, lane = cuda_lane();
     uint32_t h = blockIdx.y * WARPS + threadIdx.x / CUDA_WARP;
     if (h >= args.n_heads) {
@@ -134,6 +136,7 @@ enum mix { MIX_ONE_BY_ONE, MIX_LEAVES, MIX_A_LEAF };
 template <int MIX>
 __global__ void __launch_bounds__(THREADS, 2) attend_mix_kernel(mix_args args, uint32_t n_ch)
 {
+    cuda_grid_begin();
     extern __shared__ float4 shared4[];
     __shared__ float4 p4[MIX_TILE * MIX_HEADS / 4];
     float *p = reinterpret_cast<float *>(p4);
@@ -215,6 +218,7 @@ __global__ void __launch_bounds__(THREADS, 2) attend_mix_kernel(mix_args args, u
 /* A thread for each four channels of a row's head: its leaves in order. */
 __global__ void __launch_bounds__(THREADS) attend_combine_kernel(mix_args args)
 {
+    cuda_grid_begin();
     const uint32_t r = args.row_first + blockIdx.x, n_quads = args.v.head_dim / 4;
     const uint32_t i = blockIdx.y * THREADS + threadIdx.x, h = i / n_quads, ch = i % n_quads * 4;
     if (h >= args.n_heads) {
@@ -241,6 +245,7 @@ __global__ void __launch_bounds__(THREADS) attend_combine_kernel(mix_args args)
 /* A warp for each row: those that stay in the ring are stored. */
 __global__ void __launch_bounds__(THREADS) attend_keep_kernel(struct attend_args args)
 {
+    cuda_grid_begin();
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (r < args.rows.n_rows) {
         attend_keep(args, r);
@@ -257,20 +262,17 @@ void attend_mix(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
     const dim3 threads(wide / 4, MIX_HEADS / 4);
     const size_t shared = MIX_TILE * wide * sizeof(float);
     if (!dev->leaves) {
-        attend_mix_kernel<MIX_ONE_BY_ONE>
-            <<<dim3(n_rows, n_mix, n_cuts), threads, shared, dev->stream>>>(*args, wide);
+        cuda_run(dev, "attend (mix)", attend_mix_kernel<MIX_ONE_BY_ONE>,
+                 dim3(n_rows, n_mix, n_cuts), threads, shared, *args, wide);
     } else if (args->leaves && wide == MIX_NARROW) {
-        attend_mix_kernel<MIX_A_LEAF>
-            <<<dim3(n_rows, n_mix, n_cuts * args->max_leaves), threads, shared, dev->stream>>>(
-                *args, wide);
-        cuda_launched(dev, "attend (leaves)");
-        attend_combine_kernel<<<dim3(n_rows, (n_heads * n_ch / 4 + THREADS - 1) / THREADS), THREADS,
-                                0, dev->stream>>>(*args);
+        cuda_run(dev, "attend (leaves)", attend_mix_kernel<MIX_A_LEAF>,
+                 dim3(n_rows, n_mix, n_cuts * args->max_leaves), threads, shared, *args, wide);
+        cuda_run(dev, "attend (mix)", attend_combine_kernel,
+                 dim3(n_rows, (n_heads * n_ch / 4 + THREADS - 1) / THREADS), THREADS, 0, *args);
     } else {
-        attend_mix_kernel<MIX_LEAVES>
-            <<<dim3(n_rows, n_mix, n_cuts), threads, shared, dev->stream>>>(*args, wide);
+        cuda_run(dev, "attend (mix)", attend_mix_kernel<MIX_LEAVES>, dim3(n_rows, n_mix, n_cuts),
+                 threads, shared, *args, wide);
     }
-    cuda_launched(dev, "attend (mix)");
 }
 
 void attend_turn(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
@@ -279,16 +281,14 @@ void attend_turn(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
     uint32_t n_groups = (n_heads + LOGIT_HEADS - 1) / LOGIT_HEADS;
     uint32_t n_tiles = (args->max_attended + LOGIT_TILE - 1) / LOGIT_TILE;
     uint32_t n_splits = attention_splits(dev, n_rows * n_groups, n_tiles);
-    attend_logits_kernel<<<dim3(n_rows, n_groups, n_splits), THREADS,
-                           LOGIT_TILE * n_ch * sizeof(float), dev->stream>>>(*args);
-    cuda_launched(dev, "attend (logits)");
+    cuda_run(dev, "attend (logits)", attend_logits_kernel, dim3(n_rows, n_groups, n_splits),
+             THREADS, LOGIT_TILE * n_ch * sizeof(float), *args);
     const dim3 heads(n_rows, (n_heads + WARPS - 1) / WARPS);
     if (dev->leaves) {
-        attend_softmax_kernel<true><<<heads, THREADS, 0, dev->stream>>>(*args);
+        cuda_run(dev, "attend (softmax)", attend_softmax_kernel<true>, heads, THREADS, 0, *args);
     } else {
-        attend_softmax_kernel<false><<<heads, THREADS, 0, dev->stream>>>(*args);
+        cuda_run(dev, "attend (softmax)", attend_softmax_kernel<false>, heads, THREADS, 0, *args);
     }
-    cuda_launched(dev, "attend (softmax)");
     attend_mix(dev, args, n_rows);
 }
 
@@ -296,8 +296,8 @@ void attend_turn(struct ops_device *dev, const mix_args *args, uint32_t n_rows)
 
 void cuda_attend_keep(struct ops_device *dev, const struct attend_args &args)
 {
-    attend_keep_kernel<<<(args.rows.n_rows + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(args);
-    cuda_launched(dev, "attend (window)");
+    cuda_run(dev, "attend (window)", attend_keep_kernel, (args.rows.n_rows + WARPS - 1) / WARPS,
+             THREADS, 0, args);
 }
 
 enum status cuda_attention_check(const struct ops_dims *d, struct error *err)

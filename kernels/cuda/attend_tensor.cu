@@ -315,6 +315,7 @@ __device__ __forceinline__ void combine(const tensor_args &args, uint32_t r, uin
 __global__ void __launch_bounds__(THREADS)
     attend_tensor_kernel(const __grid_constant__ tensor_args args)
 {
+    cuda_grid_begin();
     extern __shared__ uint4 attend_shared[];
     __shared__ bool is_last;
     shared_leaf *s = reinterpret_cast<shared_leaf *>(attend_shared);
@@ -426,9 +427,8 @@ void cuda_attend_tensor(struct ops_device *dev, const struct ops_rows *rows,
     for (uint32_t row = 0, n; row < rows->n_rows; row += n) {
         n = rows->n_rows - row < turn ? rows->n_rows - row : (uint32_t)turn;
         args.row_first = row;
-        attend_tensor_kernel<<<dim3(args.max_leaves, n, groups_of(&dev->d)), THREADS,
-                               sizeof(shared_leaf), dev->stream>>>(args);
-        cuda_launched(dev, "attend");
+        cuda_run(dev, "attend", attend_tensor_kernel, dim3(args.max_leaves, n, groups_of(&dev->d)),
+                 THREADS, sizeof(shared_leaf), args);
     }
     if (kv->stores_window && !args.keeps) {
         cuda_attend_keep(dev, args);

@@ -109,7 +109,8 @@ static void *cuda_alloc(struct ops_device *dev, size_t bytes)
         block = mem_zalloc(sizeof(*block));
         *block = (struct cuda_memory){.next = dev->memory, .data = data, .bytes = all};
         dev->memory = block;
-        (void)cuda_kept(dev, cudaMemsetAsync(data, 0, all, dev->stream), "clearing memory");
+        (void)cuda_kept(dev, cudaMemsetAsync(data, 0, all, cuda_stream_for(dev)),
+                        "clearing memory");
     }
     void *memory = block->data + block->used;
     block->used += wanted;
@@ -127,7 +128,7 @@ static void *cuda_alloc_shown(struct ops_device *dev, size_t bytes, enum ops_mem
         (void)cudaGetLastError();
         return NULL;
     }
-    (void)cuda_kept(dev, cudaMemsetAsync(data, 0, bytes, dev->stream), "clearing memory");
+    (void)cuda_kept(dev, cudaMemsetAsync(data, 0, bytes, cuda_stream_for(dev)), "clearing memory");
     (void)cuda_kept(dev, cudaPointerGetAttributes(&attributes, data), "asking what memory is");
     *ret_kind = attributes.type == cudaMemoryTypeDevice ? OPS_MEMORY_CUDA : OPS_MEMORY_HOST;
     struct cuda_memory *block = mem_zalloc(sizeof(*block));
@@ -302,7 +303,8 @@ static void cuda_write(struct ops_device *dev, void *memory, const void *data, s
     cuda_enter(dev);
     /* From pageable memory the call may return before it has read it all; this one may not. */
     if (bytes &&
-        cuda_kept(dev, cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, dev->stream),
+        cuda_kept(dev,
+                  cudaMemcpyAsync(memory, data, bytes, cudaMemcpyDefault, cuda_stream_for(dev)),
                   "writing memory")) {
         (void)cuda_kept(dev, cudaStreamSynchronize(dev->stream), "writing memory");
     }
@@ -312,9 +314,9 @@ static void cuda_read(struct ops_device *dev, void *ret_data, const void *memory
 {
     cuda_enter(dev);
     if (bytes) {
-        (void)cuda_kept(dev,
-                        cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, dev->stream),
-                        "reading memory");
+        (void)cuda_kept(
+            dev, cudaMemcpyAsync(ret_data, memory, bytes, cudaMemcpyDefault, cuda_stream_for(dev)),
+            "reading memory");
     }
 }
 
@@ -606,9 +608,10 @@ bool cuda_stage(struct ops_device *dev, const struct ops_rows *rows)
         put_words(host, &pages, seq->pages, n);
     }
     return cuda_kept(dev,
-                     cudaMemcpyAsync(s->device, host, pages, cudaMemcpyHostToDevice, dev->stream),
+                     cudaMemcpyAsync(s->device, host, pages, cudaMemcpyHostToDevice,
+                                     cuda_stream_for(dev)),
                      "sending the rows of a call") &&
-           cuda_kept(dev, cudaEventRecord(s->sent[turn], dev->stream),
+           cuda_kept(dev, cudaEventRecord(s->sent[turn], cuda_stream_for(dev)),
                      "sending the rows of a call");
 }
 

@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(THREADS)
     sum_kernel(const __grid_constant__ parts p, size_t n, bool round, uint32_t *sums,
                volatile uint32_t *sums_there)
 {
+    cuda_grid_begin();
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         float sum = p.from[0][i];
@@ -43,9 +44,8 @@ __global__ void __launch_bounds__(THREADS)
 void add(struct ops_device *dev, const parts &p, size_t n)
 {
     const size_t blocks = (n + THREADS - 1) / THREADS;
-    sum_kernel<<<(unsigned)(blocks < BLOCKS ? blocks : BLOCKS), THREADS, 0, dev->stream>>>(
-        p, n, !dev->d.exact, dev->sums, dev->sums_there);
-    cuda_launched(dev, "the sum over a group");
+    cuda_run(dev, "the sum over a group", sum_kernel, (unsigned)(blocks < BLOCKS ? blocks : BLOCKS),
+             THREADS, 0, p, n, !dev->d.exact, dev->sums, dev->sums_there);
 }
 
 /* Ranks on a GPU each. */
@@ -64,9 +64,7 @@ void sum_gathered(struct ops_device *const *devices, uint32_t n_devices, size_t 
         for (uint32_t j = 0; j < n_devices; j++) {
             p.from[j] = dev->gathered + j * n;
         }
-        if (cudaSetDevice((int)dev->limits.device_i) != cudaSuccess) {
-            cuda_launched(dev, "choosing the device");
-        }
+        (void)cuda_kept(dev, cudaSetDevice((int)dev->limits.device_i), "choosing the device");
         add(dev, p, n);
     }
 }
@@ -97,17 +95,18 @@ void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n
             cuda_failed(first, STATUS_UNSUPPORTED, "a sum over GPUs that were not joined");
             return;
         }
-        if (k && (cudaEventRecord(devices[k]->reached, devices[k]->stream) != cudaSuccess ||
-                  cudaStreamWaitEvent(first->stream, devices[k]->reached, 0) != cudaSuccess)) {
+        if (k &&
+            (cudaEventRecord(devices[k]->reached, cuda_stream_for(devices[k])) != cudaSuccess ||
+             cudaStreamWaitEvent(cuda_stream_for(first), devices[k]->reached, 0) != cudaSuccess)) {
             cuda_launched(first, "waiting for a device of the group");
         }
     }
     add(first, p, n);
-    if (n_devices > 1 && cudaEventRecord(first->reached, first->stream) != cudaSuccess) {
+    if (n_devices > 1 && cudaEventRecord(first->reached, cuda_stream_for(first)) != cudaSuccess) {
         cuda_launched(first, "a mark for the group");
     }
     for (uint32_t k = 1; k < n_devices; k++) {
-        if (cudaStreamWaitEvent(devices[k]->stream, first->reached, 0) != cudaSuccess) {
+        if (cudaStreamWaitEvent(cuda_stream_for(devices[k]), first->reached, 0) != cudaSuccess) {
             cuda_launched(devices[k], "waiting for the sum");
         }
     }

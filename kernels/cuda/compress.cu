@@ -90,6 +90,7 @@ __device__ __forceinline__ float pool_slots(const struct compress_args &args,
 /* A block for each row. */
 __global__ void __launch_bounds__(THREADS) compress_sparse_kernel(struct compress_args args)
 {
+    cuda_grid_begin();
     extern __shared__ float shared[];
     uint32_t r = blockIdx.x;
     if (args.rows.positions[r] % OPS_SPARSE_RATIO != OPS_SPARSE_RATIO - 1) {
@@ -109,6 +110,7 @@ __global__ void __launch_bounds__(THREADS) compress_sparse_kernel(struct compres
 /* A block for each row: those that stay in the ring go there. */
 __global__ void __launch_bounds__(THREADS) compress_ring_kernel(struct compress_args args)
 {
+    cuda_grid_begin();
     uint32_t r = blockIdx.x, position = args.rows.positions[r], width = args.width;
     struct ops_seq seq = args.rows.seqs[args.rows.seq_of[r]];
     if (seq.slot == OPS_NO_SLOT || seq.n_rows - (r - seq.first_row) > OPS_STATE_RING) {
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(THREADS) compress_ring_kernel(struct compress_
 /* A block for each row; it works if a window begins there, or the sequence does in this call. */
 __global__ void __launch_bounds__(THREADS) compress_heavy_kernel(struct compress_args args)
 {
+    cuda_grid_begin();
     extern __shared__ float shared[];
     uint32_t r = blockIdx.x, position = args.rows.positions[r], ratio = args.v.place.ratio;
     uint32_t seq_i = args.rows.seq_of[r], d = args.d;
@@ -170,6 +173,7 @@ __global__ void __launch_bounds__(THREADS) compress_heavy_kernel(struct compress
 /* A block for each sequence: its triple, or that of an empty window. */
 __global__ void __launch_bounds__(THREADS) compress_triple_kernel(struct compress_args args)
 {
+    cuda_grid_begin();
     uint32_t d = args.d;
     struct ops_seq seq = args.rows.seqs[blockIdx.x];
     if (seq.slot == OPS_NO_SLOT) {
@@ -210,13 +214,10 @@ void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
     cuda_gemms(dev, items, 2, rows->n_rows);
     size_t shared = (args.d + dev->d.rope_dim) * sizeof(float);
     if (layer->place.ratio == OPS_SPARSE_RATIO) {
-        compress_sparse_kernel<<<rows->n_rows, THREADS, shared, dev->stream>>>(args);
-        cuda_launched(dev, "compress");
-        compress_ring_kernel<<<rows->n_rows, THREADS, 0, dev->stream>>>(args);
+        cuda_run(dev, "compress", compress_sparse_kernel, rows->n_rows, THREADS, shared, args);
+        cuda_run(dev, "compress (state)", compress_ring_kernel, rows->n_rows, THREADS, 0, args);
     } else {
-        compress_heavy_kernel<<<rows->n_rows, THREADS, shared, dev->stream>>>(args);
-        cuda_launched(dev, "compress");
-        compress_triple_kernel<<<rows->n_seqs, THREADS, 0, dev->stream>>>(args);
+        cuda_run(dev, "compress", compress_heavy_kernel, rows->n_rows, THREADS, shared, args);
+        cuda_run(dev, "compress (state)", compress_triple_kernel, rows->n_seqs, THREADS, 0, args);
     }
-    cuda_launched(dev, "compress (state)");
 }

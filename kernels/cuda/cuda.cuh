@@ -13,6 +13,7 @@
 #include "kernels/cpu/math.h"
 #include "kernels/cuda/arch.cuh"
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/formats.h"
 
 enum { CUDA_WARP = 32 };

@@ -2,9 +2,9 @@
  * tests; read by the C compiler and by nvcc.
  *
  * The device is one struct: a stream, memory and scratch made at open, and the rows of the call in
- * device memory. An operation launches kernels on dev->stream and returns: it never waits, never
- * allocates, and calls cuda_launched after each launch. What fails is kept in the device and told
- * by `wait`; later operations may launch on, nobody uses what they give.
+ * device memory. An operation launches kernels by cuda_run (launch.cuh, which says how every kernel
+ * has to begin) and returns: it never waits and never allocates. What fails is kept in the device
+ * and told by `wait`; later operations may launch on, nobody uses what they give.
  *
  * These kernels are the reference on a device: every sum has the order of kernels/cpu, nothing is
  * contracted (-fmad=false, see meson.build), and division, roots and the functions of
@@ -109,7 +109,8 @@ struct ops_device {
     struct ops_dims d;
     struct ops_limits limits;
     uint32_t n_sms;
-    cudaStream_t stream;
+    cudaStream_t stream; /* cuda_run's and, for all else, cuda_stream_for's */
+    bool behind_kernel;  /* what was put there last is a kernel that cuda_run launched */
     cudaEvent_t reached; /* comm: marks a place in the stream */
     enum status failed;  /* OK, or the first failure, in `failure` */
     struct error failure;
@@ -172,7 +173,14 @@ struct cuda_tile {
 };
 
 /* --- backend.c */
-/* To be called after each launch of `what`. */
+/* The stream, for what is put there otherwise than by cuda_run: the kernel behind it is launched as
+ * usual. */
+static inline cudaStream_t cuda_stream_for(struct ops_device *dev)
+{
+    dev->behind_kernel = false;
+    return dev->stream;
+}
+/* After each launch of `what`. */
 void cuda_launched(struct ops_device *dev, const char *what);
 /* Keeps the first failure. */
 void cuda_failed(struct ops_device *dev, enum status status, const char *format, ...)

@@ -11,6 +11,7 @@ __global__ void __launch_bounds__(THREADS)
     rope_kernel(ops_rows rows, const float *freqs, uint32_t rope_dim, float *table,
                 const uint32_t *ids, uint32_t *tokens)
 {
+    cuda_grid_begin();
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (r >= rows.n_rows) {
         return;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     embed_kernel(ops_rows rows, const void *table, bool half, uint32_t n, float *streams)
 {
+    cuda_grid_begin();
     const size_t from = (size_t)rows.tokens[blockIdx.x] * n;
     float *to = streams + (size_t)blockIdx.x * OPS_HC * n;
     for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < n; i += EMBED_BLOCKS * THREADS) {
@@ -44,10 +46,9 @@ void cuda_positions(struct ops_device *dev)
     uint32_t n = dev->rows.n_rows, rope_dim = dev->d.rope_dim;
     for (int k = 0; k < 2 && n; k++) {
         bool follow = k == 0 && dev->rows.draws;
-        rope_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
-            dev->rows, dev->freqs[k], rope_dim, dev->rope[k], follow ? dev->ids : NULL,
-            const_cast<uint32_t *>(dev->rows.tokens));
-        cuda_launched(dev, "the rotation tables");
+        cuda_run(dev, "the rotation tables", rope_kernel, (n + WARPS - 1) / WARPS, THREADS, 0,
+                 dev->rows, dev->freqs[k], rope_dim, dev->rope[k], follow ? dev->ids : NULL,
+                 const_cast<uint32_t *>(dev->rows.tokens));
     }
 }
 
@@ -57,8 +58,8 @@ void cuda_embed(struct ops_device *dev, const struct ops_rows *rows, const struc
     if (table->form != CUDA_TABLE_BF16 && table->form != CUDA_TABLE_F32) {
         cuda_failed(dev, STATUS_INVALID, "embed was given a matrix for products");
     } else if (rows->n_rows) {
-        embed_kernel<<<dim3(rows->n_rows, EMBED_BLOCKS), THREADS, 0, dev->stream>>>(
-            dev->rows, table->data, table->form == CUDA_TABLE_BF16, dev->d.hidden, ret_streams);
-        cuda_launched(dev, "embed");
+        cuda_run(dev, "embed", embed_kernel, dim3(rows->n_rows, EMBED_BLOCKS), THREADS, 0,
+                 dev->rows, table->data, table->form == CUDA_TABLE_BF16, dev->d.hidden,
+                 ret_streams);
     }
 }

@@ -34,6 +34,7 @@ __device__ __forceinline__ void each_entry(const choices &c, uint32_t expert, FN
 
 __global__ void __launch_bounds__(CUDA_WARP) count_kernel(choices c, uint32_t *expert_lanes)
 {
+    cuda_grid_begin();
     uint32_t count = 0;
     each_entry(c, c.first + blockIdx.x,
                [&](uint32_t, bool, uint32_t all) { count += (uint32_t)__popc(all); });
@@ -57,6 +58,7 @@ __global__ void __launch_bounds__(CUDA_WARP)
                  float *lane_weight, uint32_t *lane_of, uint32_t tile_rows, cuda_tile *tiles,
                  uint32_t *tile_count)
 {
+    cuda_grid_begin();
     uint32_t lane = 0, tile = 0;
     for (uint32_t e = cuda_lane(); e < blockIdx.x; e += CUDA_WARP) {
         lane += expert_lanes[e];
@@ -92,6 +94,7 @@ __global__ void __launch_bounds__(THREADS)
                 uint32_t width, float limit, bool round, bool quant, float *lane_a,
                 const float *lane_b)
 {
+    cuda_grid_begin();
     uint32_t lane = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (lane >= (tile_count ? tile_count[1] : n_lanes)) {
         return;
@@ -113,6 +116,7 @@ __global__ void __launch_bounds__(THREADS)
     sum_kernel(choices c, uint32_t row0, const uint32_t *lane_of, bool has_shared,
                uint32_t first_shared, bool round, uint32_t n, const float *lane_y, float *y)
 {
+    cuda_grid_begin();
     __shared__ uint32_t lanes[CUDA_MAX_CHOICES], ids[CUDA_MAX_CHOICES];
     __shared__ uint32_t n_lanes;
     const uint32_t r = row0 + blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
@@ -156,10 +160,9 @@ bool same_shape(const struct ops_matrix *a, const struct ops_matrix *b)
 void gate(struct ops_device *dev, uint32_t n_lanes, bool routed, const struct ops_matrix *w2,
           float *a, const float *b)
 {
-    gate_kernel<<<(n_lanes + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
-        n_lanes, routed ? dev->tile_count : NULL, routed ? dev->lane_weight : NULL,
-        dev->d.expert_width, dev->d.swiglu_limit, !dev->d.exact, cuda_wants_quant(dev, w2), a, b);
-    cuda_launched(dev, "experts");
+    cuda_run(dev, "experts", gate_kernel, (n_lanes + WARPS - 1) / WARPS, THREADS, 0, n_lanes,
+             routed ? dev->tile_count : NULL, routed ? dev->lane_weight : NULL, dev->d.expert_width,
+             dev->d.swiglu_limit, !dev->d.exact, cuda_wants_quant(dev, w2), a, b);
 }
 
 void run_routed(struct ops_device *dev, const choices &c, const struct ops_layer *layer,
@@ -176,12 +179,9 @@ void run_routed(struct ops_device *dev, const choices &c, const struct ops_layer
                          c.n_rows >= CUDA_LONG_TILE_ROWS && cuda_tensor_serves(&own->w1) &&
                          cuda_tensor_serves(&own->w2);
     const uint32_t tile_rows = is_long ? CUDA_LONG_TILE_ROWS : CUDA_TILE_ROWS;
-    count_kernel<<<n_own, CUDA_WARP, 0, dev->stream>>>(c, dev->expert_lanes);
-    cuda_launched(dev, "experts");
-    place_kernel<<<n_own, CUDA_WARP, 0, dev->stream>>>(c, weights, dev->expert_lanes, dev->lane_row,
-                                                       dev->lane_weight, dev->lane_of, tile_rows,
-                                                       dev->tiles, dev->tile_count);
-    cuda_launched(dev, "experts");
+    cuda_run(dev, "experts", count_kernel, n_own, CUDA_WARP, 0, c, dev->expert_lanes);
+    cuda_run(dev, "experts", place_kernel, n_own, CUDA_WARP, 0, c, weights, dev->expert_lanes,
+             dev->lane_row, dev->lane_weight, dev->lane_of, tile_rows, dev->tiles, dev->tile_count);
     uint32_t max_tiles = max_lanes / tile_rows + n_own;
     max_tiles = max_tiles < max_lanes ? max_tiles : max_lanes;
     if (max_tiles > CUDA_MAX_GRID_Y) {
@@ -246,9 +246,7 @@ void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
     for (uint32_t r = 0; r < n; r += CUDA_MAX_GRID_Y) {
         const dim3 grid((d->hidden + THREADS - 1) / THREADS,
                         n - r < CUDA_MAX_GRID_Y ? n - r : CUDA_MAX_GRID_Y);
-        sum_kernel<<<grid, THREADS, 0, dev->stream>>>(c, r, dev->lane_of, d->has_shared, max_lanes,
-                                                      !d->exact && !d->is_partial, d->hidden,
-                                                      dev->lane_y, ret_y);
-        cuda_launched(dev, "experts");
+        cuda_run(dev, "experts", sum_kernel, grid, THREADS, 0, c, r, dev->lane_of, d->has_shared,
+                 max_lanes, !d->exact && !d->is_partial, d->hidden, dev->lane_y, ret_y);
     }
 }

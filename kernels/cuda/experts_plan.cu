@@ -121,6 +121,7 @@ __device__ __forceinline__ void sort(const stream_plan &p)
 /* Block 0 sorts; the others prepare eight groups of a row each. */
 __global__ void __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ stream_plan p)
 {
+    cuda_grid_begin();
     for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < p.n_counters;
          i += gridDim.x * THREADS) {
         p.counters[i] = 0;
@@ -142,6 +143,6 @@ __global__ void __launch_bounds__(THREADS) plan_kernel(const __grid_constant__ s
 void cuda_experts_plan(struct ops_device *dev, const struct stream_plan &plan)
 {
     const uint32_t blocks_a_row = (plan.hidden / GROUP + WARPS - 1) / WARPS;
-    plan_kernel<<<1 + plan.n_rows * blocks_a_row, THREADS, 0, dev->stream>>>(plan);
-    cuda_launched(dev, "the experts' plan");
+    cuda_run(dev, "the experts' plan", plan_kernel, 1 + plan.n_rows * blocks_a_row, THREADS, 0,
+             plan);
 }

@@ -482,6 +482,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A || SCALED ? 2 : BLOCKS_A_
     stream_kernel(const __grid_constant__ stream s, const __grid_constant__ cuda_weights w1,
                   const __grid_constant__ cuda_weights w3, const __grid_constant__ cuda_weights w2)
 {
+    cuda_grid_begin();
     __shared__ slot rings[WARPS][DEPTH];
     __shared__ uint32_t first;
     const weights w = {w1, w3, w2};
@@ -744,8 +745,8 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     p.scaled = SCALED;
     p.n_counters = (uint32_t)(s.done - s.next) + n.rows * (d->hidden / CUDA_BLOCK);
     cuda_experts_plan(dev, p);
-    stream_kernel<SCALED><<<dev->n_sms * BLOCKS_A_SM, THREADS, 0, dev->stream>>>(s, w1, w3, w2);
-    cuda_launched(dev, "the experts");
+    cuda_run(dev, "the experts", stream_kernel<SCALED>, dev->n_sms * BLOCKS_A_SM, THREADS, 0, s, w1,
+             w3, w2);
     return true;
 }
 

@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(THREADS)
     fill_kernel(const __grid_constant__ ops_source s, uint8_t form, struct fill_sizes n,
                 uint8_t *to)
 {
+    cuda_grid_begin();
     const size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x;
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = first; i < n.n_words; i += step) {
@@ -30,6 +31,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     fill_table_kernel(const __grid_constant__ ops_source s, bool is_half, size_t n, void *to)
 {
+    cuda_grid_begin();
     const size_t step = (size_t)gridDim.x * THREADS;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) {
         float value = fill_element(&s, (uint32_t)(i / s.cols), (uint32_t)(i % s.cols));
@@ -50,11 +52,10 @@ void cuda_fill(struct ops_device *dev, const struct ops_source *source, uint8_t 
     const unsigned grid =
         (unsigned)(blocks < dev->n_sms * BLOCKS_A_SM ? blocks : dev->n_sms * BLOCKS_A_SM);
     if (fill_is_table(form)) {
-        fill_table_kernel<<<grid, THREADS, 0, dev->stream>>>(*source, form == CUDA_TABLE_BF16,
-                                                             n.n_elements, to);
+        cuda_run(dev, "filling weights", fill_table_kernel, grid, THREADS, 0, *source,
+                 form == CUDA_TABLE_BF16, n.n_elements, to);
     } else {
-        fill_kernel<<<grid, THREADS, 0, dev->stream>>>(*source, form, n,
-                                                       static_cast<uint8_t *>(to));
+        cuda_run(dev, "filling weights", fill_kernel, grid, THREADS, 0, *source, form, n,
+                 static_cast<uint8_t *>(to));
     }
-    cuda_launched(dev, "filling weights");
 }

@@ -237,6 +237,7 @@ template <int FORM> __device__ __forceinline__ void any_tile(const packed &m, co
 
 template <int FORM> __global__ void __launch_bounds__(THREADS) product_kernel(packed m, rows_of all)
 {
+    cuda_grid_begin();
     rows_of rows = all;
     rows.first = blockIdx.y * CUDA_TILE_ROWS;
     rows.n = all.n - rows.first < CUDA_TILE_ROWS ? all.n - rows.first : CUDA_TILE_ROWS;
@@ -248,6 +249,7 @@ __global__ void __launch_bounds__(THREADS)
     expert_product_kernel(packed shape, const __grid_constant__ cuda_weights weights, rows_of all,
                           const cuda_tile *tiles, const uint32_t *tile_count)
 {
+    cuda_grid_begin();
     if (blockIdx.y >= *tile_count) {
         return;
     }
@@ -264,6 +266,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     quant_kernel(const float *x, uint32_t n_rows, size_t n, uint32_t n_groups, float *y)
 {
+    cuda_grid_begin();
     const size_t item = (size_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     const size_t r = item / n_groups, first = item % n_groups * FORMATS_INPUT_GROUP;
     if (r < n_rows) {
@@ -298,28 +301,27 @@ void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, con
     const dim3 grid(blocks_of(m.rows), (n_rows + CUDA_TILE_ROWS - 1) / CUDA_TILE_ROWS);
     switch (matrix->form) {
     case CUDA_F32:
-        product_kernel<CUDA_F32><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_F32>, grid, THREADS, 0, m, rows);
         break;
     case CUDA_BF16:
-        product_kernel<CUDA_BF16><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_BF16>, grid, THREADS, 0, m, rows);
         break;
     case CUDA_FP8:
-        product_kernel<CUDA_FP8><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_FP8>, grid, THREADS, 0, m, rows);
         break;
     case CUDA_FP4_E8M0:
-        product_kernel<CUDA_FP4_E8M0><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_FP4_E8M0>, grid, THREADS, 0, m, rows);
         break;
     case CUDA_FP4_SCALED:
-        product_kernel<CUDA_FP4_SCALED><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_FP4_SCALED>, grid, THREADS, 0, m, rows);
         break;
     case CUDA_FP4_E4M3:
-        product_kernel<CUDA_FP4_E4M3><<<grid, THREADS, 0, dev->stream>>>(m, rows);
+        cuda_run(dev, "a product", product_kernel<CUDA_FP4_E4M3>, grid, THREADS, 0, m, rows);
         break;
     default:
         cuda_failed(dev, STATUS_INVALID, "a table was given to a product");
         return;
     }
-    cuda_launched(dev, "a product");
 }
 
 void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
@@ -358,34 +360,33 @@ void cuda_gemm_experts(struct ops_device *dev, const struct ops_matrix *shape,
     const dim3 grid(blocks_of(m.rows), lanes->max_tiles);
     switch (shape->form) {
     case CUDA_F32:
-        expert_product_kernel<CUDA_F32>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_F32>, grid, THREADS, 0, m,
+                 *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_BF16:
-        expert_product_kernel<CUDA_BF16>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_BF16>, grid, THREADS, 0,
+                 m, *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_FP8:
-        expert_product_kernel<CUDA_FP8>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_FP8>, grid, THREADS, 0, m,
+                 *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_FP4_E8M0:
-        expert_product_kernel<CUDA_FP4_E8M0>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_FP4_E8M0>, grid, THREADS,
+                 0, m, *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_FP4_SCALED:
-        expert_product_kernel<CUDA_FP4_SCALED>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_FP4_SCALED>, grid,
+                 THREADS, 0, m, *matrices, rows, dev->tiles, dev->tile_count);
         break;
     case CUDA_FP4_E4M3:
-        expert_product_kernel<CUDA_FP4_E4M3>
-            <<<grid, THREADS, 0, dev->stream>>>(m, *matrices, rows, dev->tiles, dev->tile_count);
+        cuda_run(dev, "the experts' products", expert_product_kernel<CUDA_FP4_E4M3>, grid, THREADS,
+                 0, m, *matrices, rows, dev->tiles, dev->tile_count);
         break;
     default:
         cuda_failed(dev, STATUS_INVALID, "a table was given to a product");
         return;
     }
-    cuda_launched(dev, "the experts' products");
 }
 
 void cuda_quant_rows(struct ops_device *dev, const float *x, uint32_t n_rows, size_t n, float *y)
@@ -393,9 +394,8 @@ void cuda_quant_rows(struct ops_device *dev, const float *x, uint32_t n_rows, si
     if (n_rows) {
         const uint32_t n_groups = (uint32_t)((n + FORMATS_INPUT_GROUP - 1) / FORMATS_INPUT_GROUP);
         const size_t n_items = (size_t)n_rows * n_groups;
-        quant_kernel<<<(unsigned)((n_items + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
-            x, n_rows, n, n_groups, y);
-        cuda_launched(dev, "the quantiser");
+        cuda_run(dev, "the quantiser", quant_kernel, (unsigned)((n_items + WARPS - 1) / WARPS),
+                 THREADS, 0, x, n_rows, n, n_groups, y);
     }
 }
 

@@ -138,7 +138,8 @@ static bool gather_locked(struct cuda_group *g, float *const *y, size_t count, i
     ncclResult_t code = nccl.group_start();
     for (uint32_t k = 0; k < g->n && code == ncclSuccess; k++) {
         struct ops_device *dev = g->devices[k];
-        code = nccl.all_gather(y[k], dev->gathered, count, ncclFloat32, g->comms[k], dev->stream);
+        code = nccl.all_gather(y[k], dev->gathered, count, ncclFloat32, g->comms[k],
+                               cuda_stream_for(dev));
         code = code == ncclInProgress ? ncclSuccess : code;
     }
     ncclResult_t end = nccl.group_end();
@@ -713,7 +714,7 @@ bool cuda_group_next(struct cuda_group *g, bool writes_itself, uint32_t *ret_cam
     for (uint32_t k = 0; k < g->n && ok && !records; k++) {
         struct ops_device *dev = g->devices[k];
         if (use(dev) != cudaSuccess ||
-            cudaEventRecord(g->reached[k][i % RING], dev->stream) != cudaSuccess) {
+            cudaEventRecord(g->reached[k][i % RING], cuda_stream_for(dev)) != cudaSuccess) {
             fail(g, "rank %u (cuda:%u) is lost: %s", k, dev->limits.device_i,
                  cudaGetErrorString(cudaGetLastError()));
             ok = false;

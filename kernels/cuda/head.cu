@@ -14,6 +14,7 @@ struct some_rows {
 __global__ void __launch_bounds__(THREADS)
     which_kernel(const __grid_constant__ some_rows some, uint32_t n, uint32_t *which)
 {
+    cuda_grid_begin();
     for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
         which[i] = some.row[i];
     }
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(THREADS)
                 const float *norm, float rms_eps, float hc_eps, bool round, const float *streams,
                 const float *products, float *x)
 {
+    cuda_grid_begin();
     uint32_t i = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (i >= n_rows) {
         return;
@@ -56,8 +58,7 @@ void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const 
         for (uint32_t i = 0; i < m; i++) {
             some.row[i] = which[first + i];
         }
-        which_kernel<<<1, THREADS, 0, dev->stream>>>(some, m, dev->which + first);
-        cuda_launched(dev, "head");
+        cuda_run(dev, "head", which_kernel, 1, THREADS, 0, some, m, dev->which + first);
     }
     if (n == 0) {
         return;
@@ -65,9 +66,8 @@ void cuda_head(struct ops_device *dev, const struct ops_globals *globals, const 
     cuda_gemm_some(dev, &globals->hc_head.fn, streams, (size_t)H * d->hidden, dev->which, n,
                    dev->wide, H, false);
     const ops_hc_device hc = {globals->hc_head.base, globals->hc_head.scale};
-    head_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
-        dev->which, n, d->hidden, hc, globals->norm, d->rms_eps, d->hc_eps, !d->exact, streams,
-        dev->wide, dev->head_x);
-    cuda_launched(dev, "head");
+    cuda_run(dev, "head", head_kernel, (n + WARPS - 1) / WARPS, THREADS, 0, dev->which, n,
+             d->hidden, hc, globals->norm, d->rms_eps, d->hc_eps, !d->exact, streams, dev->wide,
+             dev->head_x);
     cuda_gemm(dev, &globals->head, dev->head_x, d->hidden, n, ret_logits, stride, false);
 }

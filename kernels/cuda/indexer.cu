@@ -18,6 +18,7 @@ struct indexer_args {
 
 __global__ void __launch_bounds__(THREADS) indexer_kernel(struct indexer_args args)
 {
+    cuda_grid_begin();
     extern __shared__ float shared[];
     uint32_t warp = threadIdx.x / CUDA_WARP, item = blockIdx.x * WARPS + warp, n = args.index_dim;
     if (item >= args.n_items) {
@@ -64,7 +65,6 @@ void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
     args.rope_dim = d->rope_dim;
     args.scale = (float)(1.0 / sqrt((double)d->index_dim * d->index_heads));
     args.round = !d->exact;
-    indexer_kernel<<<(args.n_items + WARPS - 1) / WARPS, THREADS,
-                     WARPS * d->index_dim * sizeof(float), dev->stream>>>(args);
-    cuda_launched(dev, "indexer");
+    cuda_run(dev, "indexer", indexer_kernel, (args.n_items + WARPS - 1) / WARPS, THREADS,
+             WARPS * d->index_dim * sizeof(float), args);
 }

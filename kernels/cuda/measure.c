@@ -29,7 +29,7 @@ void cuda_mark(struct ops_device *dev, uint32_t mark)
         cuda_failed(dev, STATUS_SYSTEM, "cuda:%u: no event for a mark", dev->limits.device_i);
         return;
     }
-    if (cudaEventRecord(dev->marks[mark], dev->stream) != cudaSuccess) {
+    if (cudaEventRecord(dev->marks[mark], cuda_stream_for(dev)) != cudaSuccess) {
         cuda_failed(dev, STATUS_SYSTEM, "cuda:%u: a mark", dev->limits.device_i);
     }
 }
@@ -107,7 +107,7 @@ enum status cuda_rates(struct ops_device *dev, struct ops_rates *ret_rates, stru
                              dev->limits.device_i, LEAST_READ_BYTES >> 20);
         }
     }
-    if (cudaMemsetAsync(memory, 1, bytes, dev->stream) != cudaSuccess) {
+    if (cudaMemsetAsync(memory, 1, bytes, cuda_stream_for(dev)) != cudaSuccess) {
         cuda_failed(dev, STATUS_SYSTEM, "cuda:%u: memory to read", dev->limits.device_i);
     }
     struct ops_rates rates;

@@ -11,6 +11,7 @@ __global__ void __launch_bounds__(THREADS)
     pre_kernel(uint32_t n_rows, uint32_t n, ops_hc_device hc, const float *norm, float rms_eps,
                float hc_eps, uint32_t iters, bool round, const float *streams, float *x, float *mix)
 {
+    cuda_grid_begin();
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (r >= n_rows) {
         return;
@@ -27,6 +28,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     post_kernel(uint32_t n, bool round, const float *y, const float *mix, float *streams)
 {
+    cuda_grid_begin();
     const uint32_t r = blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= n) {
         return;
@@ -55,10 +57,8 @@ void cuda_mhc_pre(struct ops_device *dev, const struct ops_rows *rows, const str
     }
     cuda_gemm(dev, &hc->fn, streams, (size_t)H * d->hidden, n, ret_mix, OPS_HC_OUT, false);
     const ops_hc_device there = {hc->base, hc->scale};
-    pre_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
-        n, d->hidden, there, norm, d->rms_eps, d->hc_eps, d->hc_iters, !d->exact, streams, ret_x,
-        ret_mix);
-    cuda_launched(dev, "mhc_pre");
+    cuda_run(dev, "mhc_pre", pre_kernel, (n + WARPS - 1) / WARPS, THREADS, 0, n, d->hidden, there,
+             norm, d->rms_eps, d->hc_eps, d->hc_iters, !d->exact, streams, ret_x, ret_mix);
 }
 
 void cuda_mhc_post(struct ops_device *dev, const struct ops_rows *rows, const float *y,
@@ -68,9 +68,8 @@ void cuda_mhc_post(struct ops_device *dev, const struct ops_rows *rows, const fl
     for (uint32_t r = 0; r < rows->n_rows; r += CUDA_MAX_GRID_Y) {
         uint32_t n = rows->n_rows - r < CUDA_MAX_GRID_Y ? rows->n_rows - r : CUDA_MAX_GRID_Y;
         const dim3 grid((d->hidden + THREADS - 1) / THREADS, n);
-        post_kernel<<<grid, THREADS, 0, dev->stream>>>(
-            d->hidden, !d->exact, y + (size_t)r * d->hidden, mix + (size_t)r * OPS_HC_OUT,
-            streams + (size_t)r * H * d->hidden);
-        cuda_launched(dev, "mhc_post");
+        cuda_run(dev, "mhc_post", post_kernel, grid, THREADS, 0, d->hidden, !d->exact,
+                 y + (size_t)r * d->hidden, mix + (size_t)r * OPS_HC_OUT,
+                 streams + (size_t)r * H * d->hidden);
     }
 }

@@ -60,6 +60,7 @@ __device__ __forceinline__ void store_part(float sum, float squares, float *to)
 __global__ void __launch_bounds__(THREADS)
     mhc_parts_kernel(const float4 *fn, uint32_t n_units, const float *streams, float *parts)
 {
+    cuda_grid_begin();
     const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_runs = PARTS * WARPS;
     const uint32_t run = blockIdx.x * WARPS + warp;
     const uint32_t first = (uint32_t)((uint64_t)run * n_units / n_runs);
@@ -146,6 +147,7 @@ __device__ __forceinline__ void finish_row(const row_args &a, const float *parts
 __global__ void __launch_bounds__(ROW_THREADS)
     mhc_row_kernel(row_args a, const float *parts, const float *streams, float *x, float *mix)
 {
+    cuda_grid_begin();
     const size_t r = blockIdx.x;
     finish_row<ROW_THREADS>(a, parts + r * PARTS * CUDA_WARP, streams + r * H * a.n, x + r * a.n,
                             mix + r * OPS_HC_OUT);
@@ -157,6 +159,7 @@ __global__ void __launch_bounds__(THREADS)
     mhc_turn_kernel(row_args a, const float4 *fn, const float *y, float *all_streams, float *parts,
                     uint32_t *arrived, float *x, float *all_mix)
 {
+    cuda_grid_begin();
     __shared__ float4 run[UNITS * WARPS];
     __shared__ bool is_last;
     const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_quads = a.n / UNIT;
@@ -250,12 +253,10 @@ void cuda_mhc_pre_split(struct ops_device *dev, const struct ops_rows *rows,
     if (n == 0) {
         return;
     }
-    mhc_parts_kernel<<<dim3(PARTS, n), THREADS, 0, dev->stream>>>(
-        static_cast<const float4 *>(hc->fn.data), n_units, streams, dev->mhc_parts);
-    cuda_launched(dev, "mhc_pre (parts)");
-    mhc_row_kernel<<<n, ROW_THREADS, 0, dev->stream>>>(args_of(dev, hc, norm), dev->mhc_parts,
-                                                       streams, ret_x, ret_mix);
-    cuda_launched(dev, "mhc_pre (rows)");
+    cuda_run(dev, "mhc_pre (parts)", mhc_parts_kernel, dim3(PARTS, n), THREADS, 0,
+             static_cast<const float4 *>(hc->fn.data), n_units, streams, dev->mhc_parts);
+    cuda_run(dev, "mhc_pre (rows)", mhc_row_kernel, n, ROW_THREADS, 0, args_of(dev, hc, norm),
+             dev->mhc_parts, streams, ret_x, ret_mix);
 }
 
 void cuda_mhc_turn(struct ops_device *dev, const struct ops_rows *rows, const float *y,
@@ -275,8 +276,7 @@ void cuda_mhc_turn(struct ops_device *dev, const struct ops_rows *rows, const fl
     }
     const auto kernel =
         n_units > FEW_UNITS * WARPS ? mhc_turn_kernel<MOST_UNITS> : mhc_turn_kernel<FEW_UNITS>;
-    kernel<<<dim3(PARTS, n), THREADS, 0, dev->stream>>>(
-        args_of(dev, hc, norm), static_cast<const float4 *>(hc->fn.data), y, streams,
-        dev->mhc_parts, dev->mhc_arrived, ret_x, mix);
-    cuda_launched(dev, "mhc_turn");
+    cuda_run(dev, "mhc_turn", kernel, dim3(PARTS, n), THREADS, 0, args_of(dev, hc, norm),
+             static_cast<const float4 *>(hc->fn.data), y, streams, dev->mhc_parts, dev->mhc_arrived,
+             ret_x, mix);
 }

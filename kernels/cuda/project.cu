@@ -17,6 +17,7 @@ __global__ void __launch_bounds__(THREADS)
     narrow_kernel(uint32_t n_rows, uint32_t q_lora, uint32_t head_dim, uint32_t rope_dim,
                   norms norm, const float *rope, float *qr, float *kv)
 {
+    cuda_grid_begin();
     const uint32_t item = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP, r = item / 2;
     if (r >= n_rows) {
         return;
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(THREADS)
     head_kernel(size_t n_heads_all, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim,
                 float eps, bool round, const float *rope, float *q)
 {
+    cuda_grid_begin();
     size_t item = (size_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (item < n_heads_all) {
         float *head = q + item * head_dim;
@@ -71,15 +73,13 @@ void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
          d->head_dim, round}};
     cuda_gemms(dev, narrow, 2, n);
     const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
-    narrow_kernel<<<(2 * n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(
-        n, d->q_lora, d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
-    cuda_launched(dev, "project");
+    cuda_run(dev, "project", narrow_kernel, (2 * n + WARPS - 1) / WARPS, THREADS, 0, n, d->q_lora,
+             d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
     cuda_gemm(dev, &layer->wq_b, cuda_inputs(dev, &layer->wq_b, ret_qr, n, d->q_lora), d->q_lora, n,
               ret_q, (size_t)d->n_heads * d->head_dim, round);
     const size_t heads = (size_t)n * d->n_heads;
-    head_kernel<<<(unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0, dev->stream>>>(
-        heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, round, rope, ret_q);
-    cuda_launched(dev, "project");
+    cuda_run(dev, "project", head_kernel, (unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0,
+             heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, round, rope, ret_q);
 }
 
 void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,

@@ -50,6 +50,7 @@ __device__ bool receive(const uint4 *from, uint32_t number, const volatile uint3
 
 __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ push p)
 {
+    cuda_grid_begin();
     const size_t first = (size_t)blockIdx.x * THREADS + threadIdx.x;
     const size_t step = (size_t)gridDim.x * THREADS;
     /* Words that were never written have 0. */
@@ -126,13 +127,10 @@ void cuda_comm_push(struct ops_device *const *devices, uint32_t n_devices, uint3
         p.left = dev->push_left;
         p.sums_there = dev->sums_there;
         p.came = p.came_to ? cuda_group_came(first->group, k) : NULL;
-        if (cudaSetDevice((int)dev->limits.device_i) != cudaSuccess) {
-            cuda_launched(dev, "choosing the device");
-        }
+        (void)cuda_kept(dev, cudaSetDevice((int)dev->limits.device_i), "choosing the device");
         /* A block waits for those of its number alone, and has sent before: however few of a
          * launch there is room for, the first of them get on. */
-        push_kernel<<<(unsigned)(blocks < dev->n_sms ? blocks : dev->n_sms), THREADS, 0,
-                      dev->stream>>>(p);
-        cuda_launched(dev, "a sum over a group");
+        cuda_run(dev, "a sum over a group", push_kernel,
+                 (unsigned)(blocks < dev->n_sms ? blocks : dev->n_sms), THREADS, 0, p);
     }
 }

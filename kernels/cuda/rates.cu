@@ -10,11 +10,13 @@ enum { THREADS = 256, SETS = 4, SUMS = 8, TURNS = 512, LOADS = 4 };
 
 __global__ void __launch_bounds__(THREADS) nothing_kernel()
 {
+    cuda_grid_begin();
 }
 
 /* Reads n units of 16 bytes; writes only what nobody will see. */
 __global__ void __launch_bounds__(THREADS) read_kernel(const uint4 *data, size_t n, uint32_t *out)
 {
+    cuda_grid_begin();
     const size_t step = (size_t)gridDim.x * THREADS;
     uint32_t sum = 0;
     for (size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += LOADS * step) {
@@ -36,6 +38,7 @@ __global__ void __launch_bounds__(THREADS) read_kernel(const uint4 *data, size_t
 /* bfloat16 tensor cores from registers, with other operands at every step. */
 __global__ void __launch_bounds__(THREADS) product_kernel(uint32_t seed, float *out)
 {
+    cuda_grid_begin();
     uint32_t a[SETS][4], b[SETS][2];
     float sums[SUMS][4] = {};
 #pragma unroll
@@ -68,21 +71,20 @@ __global__ void __launch_bounds__(THREADS) product_kernel(uint32_t seed, float *
 
 void cuda_run_nothing(struct ops_device *dev)
 {
-    nothing_kernel<<<1, THREADS, 0, dev->stream>>>();
-    cuda_launched(dev, "an empty kernel");
+    cuda_run(dev, "an empty kernel", nothing_kernel, 1, THREADS, 0);
 }
 
 void cuda_run_read(struct ops_device *dev, const void *data, size_t bytes, void *scratch)
 {
-    read_kernel<<<dev->n_sms * 8, THREADS, 0, dev->stream>>>(
-        static_cast<const uint4 *>(data), bytes / sizeof(uint4), static_cast<uint32_t *>(scratch));
-    cuda_launched(dev, "the reading kernel");
+    cuda_run(dev, "the reading kernel", read_kernel, dev->n_sms * 8, THREADS, 0,
+             static_cast<const uint4 *>(data), bytes / sizeof(uint4),
+             static_cast<uint32_t *>(scratch));
 }
 
 double cuda_run_products(struct ops_device *dev, void *scratch)
 {
     const unsigned blocks = dev->n_sms * 2;
-    product_kernel<<<blocks, THREADS, 0, dev->stream>>>(0x1234567u, static_cast<float *>(scratch));
-    cuda_launched(dev, "the multiplying kernel");
+    cuda_run(dev, "the multiplying kernel", product_kernel, blocks, THREADS, 0, 0x1234567u,
+             static_cast<float *>(scratch));
     return (double)blocks * (THREADS / CUDA_WARP) * TURNS * SUMS * (16 * 8 * 16);
 }

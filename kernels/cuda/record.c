@@ -61,9 +61,9 @@ void cuda_record_free(struct ops_device *dev)
 static void join(struct ops_device *dev, struct ops_device *behind, const char *what)
 {
     cuda_enter(behind);
-    if (cuda_kept(behind, cudaEventRecord(behind->reached, behind->stream), what)) {
+    if (cuda_kept(behind, cudaEventRecord(behind->reached, cuda_stream_for(behind)), what)) {
         cuda_enter(dev);
-        (void)cuda_kept(dev, cudaStreamWaitEvent(dev->stream, behind->reached, 0), what);
+        (void)cuda_kept(dev, cudaStreamWaitEvent(cuda_stream_for(dev), behind->reached, 0), what);
     }
 }
 
@@ -83,7 +83,8 @@ enum status cuda_record_begin(struct ops_device *const *devices, uint32_t n_devi
     struct ops_device *first = devices[0];
     cuda_enter(first);
     /* Of this thread: what others ask of the driver meanwhile is no matter of the capture. */
-    if (!cuda_kept(first, cudaStreamBeginCapture(first->stream, cudaStreamCaptureModeThreadLocal),
+    if (!cuda_kept(first,
+                   cudaStreamBeginCapture(cuda_stream_for(first), cudaStreamCaptureModeThreadLocal),
                    "beginning to record a call")) {
         return failure_of(devices, 1, err);
     }
@@ -111,7 +112,8 @@ static void make_executable(struct ops_device *dev, cudaGraph_t graph,
                     dev->limits.device_i);
     } else if (cuda_kept(dev, code, "a recorded call")) {
         recording->graph = exec;
-        (void)cuda_kept(dev, cudaGraphUpload(exec, dev->stream), "sending a recorded call");
+        (void)cuda_kept(dev, cudaGraphUpload(exec, cuda_stream_for(dev)),
+                        "sending a recorded call");
         (void)cuda_kept(dev, cudaStreamSynchronize(dev->stream), "sending a recorded call");
     }
     (void)cudaMemGetInfo(&after, &all);
@@ -130,7 +132,8 @@ enum status cuda_record_end(struct ops_device *const *devices, uint32_t n_device
         join(first, devices[k], "recording with a group");
     }
     cuda_enter(first);
-    (void)cuda_kept(first, cudaStreamEndCapture(first->stream, &graph), "recording a call");
+    (void)cuda_kept(first, cudaStreamEndCapture(cuda_stream_for(first), &graph),
+                    "recording a call");
     for (uint32_t k = 0; k < n_devices; k++) {
         struct ops_device *dev = devices[k];
         recording.n_launches += (uint32_t)(dev->n_launches - dev->launches_before);
@@ -189,7 +192,8 @@ void cuda_replay(struct ops_device *const *devices, uint32_t n_devices,
     }
     *first->passed = 0;
     cuda_enter(first);
-    if (cuda_kept(first, cudaGraphLaunch(recording->graph, first->stream), "a recorded call")) {
+    if (cuda_kept(first, cudaGraphLaunch(recording->graph, cuda_stream_for(first)),
+                  "a recorded call")) {
         first->n_launches++;
     }
     for (uint32_t k = 1; k < n_devices; k++) {
@@ -261,7 +265,8 @@ enum status cuda_wait_moving(struct ops_device *const *devices, uint32_t n_devic
 void cuda_fence(struct ops_device *dev, uint32_t fence_i)
 {
     cuda_enter(dev);
-    (void)cuda_kept(dev, cudaEventRecord(dev->fences[fence_i], dev->stream), "marking a call");
+    (void)cuda_kept(dev, cudaEventRecord(dev->fences[fence_i], cuda_stream_for(dev)),
+                    "marking a call");
 }
 
 enum status cuda_wait_fence(struct ops_device *dev, uint32_t fence_i, uint64_t stall_ns,

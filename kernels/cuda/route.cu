@@ -48,6 +48,7 @@ __device__ __forceinline__ uint32_t best_of(const float *score, const routing &t
 __global__ void __launch_bounds__(THREADS)
     route_kernel(ops_rows rows, routing to, float *scores, uint32_t *experts, float *weights)
 {
+    cuda_grid_begin();
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (r >= rows.n_rows) {
         return;
@@ -91,7 +92,6 @@ void cuda_route(struct ops_device *dev, const struct ops_rows *rows, const struc
     cuda_gemm(dev, &layer->gate, x, d->hidden, n, dev->wide, d->n_experts, false);
     const routing to = {layer->gate_bias, layer->tid2eid, d->n_experts, d->n_experts_used,
                         d->route_scale};
-    route_kernel<<<(n + WARPS - 1) / WARPS, THREADS, 0, dev->stream>>>(dev->rows, to, dev->wide,
-                                                                       ret_experts, ret_weights);
-    cuda_launched(dev, "route");
+    cuda_run(dev, "route", route_kernel, (n + WARPS - 1) / WARPS, THREADS, 0, dev->rows, to,
+             dev->wide, ret_experts, ret_weights);
 }

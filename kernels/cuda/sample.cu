@@ -280,6 +280,7 @@ __device__ uint32_t draw_row(const row_of &row, uint32_t best, uint64_t position
 __global__ void __launch_bounds__(THREADS)
     sample_kernel(ops_rows rows, const float *logits, size_t stride, uint32_t n, uint32_t *ids)
 {
+    cuda_grid_begin();
     __shared__ room shared;
     const uint32_t r = blockIdx.x, warp = threadIdx.x / CUDA_WARP;
     row_of row = {logits + r * stride, n, 0, 0, 0.0f, rows.draws[r]};
@@ -311,8 +312,7 @@ void cuda_sample(struct ops_device *dev, const struct ops_rows *rows, const floa
         return;
     }
     if (rows->n_rows) {
-        sample_kernel<<<rows->n_rows, THREADS, 0, dev->stream>>>(dev->rows, logits, stride,
-                                                                 dev->d.vocab, dev->ids);
-        cuda_launched(dev, "sample");
+        cuda_run(dev, "sample", sample_kernel, rows->n_rows, THREADS, 0, dev->rows, logits, stride,
+                 dev->d.vocab, dev->ids);
     }
 }

@@ -268,6 +268,7 @@ template <int FORM, bool SCALED, int NT> constexpr int blocks_at_once()
 template <int FORM, bool SCALED>
 __global__ void __launch_bounds__(THREADS) tensor_many_kernel(product all)
 {
+    cuda_grid_begin();
     product p = all;
     p.block = blockIdx.x;
     p.first = blockIdx.y * TILE_ROWS;
@@ -281,6 +282,7 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, 1>())
     tensor_experts_kernel(product all, const __grid_constant__ cuda_weights weights,
                           const cuda_tile *tiles, const uint32_t *tile_count)
 {
+    cuda_grid_begin();
     if (blockIdx.y >= *tile_count) {
         return;
     }
@@ -339,6 +341,7 @@ template <int FORM, bool SCALED, int NT>
 __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
     tensor_few_kernel(product all)
 {
+    cuda_grid_begin();
     product p = all;
     p.block = blockIdx.x;
     few_rows<FORM, SCALED, NT>(p, blockIdx.y);
@@ -350,6 +353,7 @@ template <int FORM, int NT>
 __global__ void __launch_bounds__(THREADS, 2)
     tensor_joined_kernel(const __grid_constant__ joined all)
 {
+    cuda_grid_begin();
     uint32_t i = 0, first = 0;
     for (; blockIdx.x >= all.end[i]; i++) {
         first = all.end[i];
@@ -388,15 +392,19 @@ template <int FORM, bool SCALED> void launch_dense(struct ops_device *dev, produ
     if constexpr (FORM == CUDA_FP4_SCALED) { /* rare but for experts: one kernel, again and again */
         for (uint32_t n = p.n_rows; n > 0; n -= p.n_rows, p.first += p.n_rows) {
             p.n_rows = n < FEW_ROWS ? n : (uint32_t)FEW_ROWS;
-            tensor_few_kernel<FORM, SCALED, 2><<<groups, THREADS, 0, dev->stream>>>(p);
+            cuda_run(dev, "a product on tensor cores", tensor_few_kernel<FORM, SCALED, 2>, groups,
+                     THREADS, 0, p);
         }
     } else if (p.n_rows > FEW_ROWS) {
         const dim3 tiles(blocks, (p.n_rows + TILE_ROWS - 1) / TILE_ROWS);
-        tensor_many_kernel<FORM, SCALED><<<tiles, THREADS, 0, dev->stream>>>(p);
+        cuda_run(dev, "a product on tensor cores", tensor_many_kernel<FORM, SCALED>, tiles, THREADS,
+                 0, p);
     } else if (p.n_rows > 8) {
-        tensor_few_kernel<FORM, SCALED, 2><<<groups, THREADS, 0, dev->stream>>>(p);
+        cuda_run(dev, "a product on tensor cores", tensor_few_kernel<FORM, SCALED, 2>, groups,
+                 THREADS, 0, p);
     } else {
-        tensor_few_kernel<FORM, SCALED, 1><<<groups, THREADS, 0, dev->stream>>>(p);
+        cuda_run(dev, "a product on tensor cores", tensor_few_kernel<FORM, SCALED, 1>, groups,
+                 THREADS, 0, p);
     }
 }
 
@@ -404,18 +412,20 @@ template <int FORM, bool SCALED>
 void launch_experts(struct ops_device *dev, const product &p, const struct cuda_weights &weights,
                     uint32_t max_tiles)
 {
-    tensor_experts_kernel<FORM, SCALED>
-        <<<dim3(blocks_of(p.n_out), max_tiles), THREADS, 0, dev->stream>>>(p, weights, dev->tiles,
-                                                                           dev->tile_count);
+    cuda_run(dev, "the experts' products on tensor cores", tensor_experts_kernel<FORM, SCALED>,
+             dim3(blocks_of(p.n_out), max_tiles), THREADS, 0, p, weights, dev->tiles,
+             dev->tile_count);
 }
 
 template <int FORM>
 void launch_joined(struct ops_device *dev, const joined &all, dim3 grid, uint32_t n_rows)
 {
     if (n_rows > 8) {
-        tensor_joined_kernel<FORM, 2><<<grid, THREADS, 0, dev->stream>>>(all);
+        cuda_run(dev, "products on tensor cores", tensor_joined_kernel<FORM, 2>, grid, THREADS, 0,
+                 all);
     } else {
-        tensor_joined_kernel<FORM, 1><<<grid, THREADS, 0, dev->stream>>>(all);
+        cuda_run(dev, "products on tensor cores", tensor_joined_kernel<FORM, 1>, grid, THREADS, 0,
+                 all);
     }
 }
 
@@ -481,7 +491,6 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const 
         launch_dense<CUDA_FP4_E8M0, false>(dev, p);
         break;
     }
-    cuda_launched(dev, "a product on tensor cores");
     return true;
 }
 
@@ -527,7 +536,6 @@ bool cuda_tensor_joined(struct ops_device *dev, const struct cuda_gemm_item *ite
     } else {
         launch_joined<CUDA_FP8>(dev, all, grid, n_rows);
     }
-    cuda_launched(dev, "products on tensor cores");
     return true;
 }
 
@@ -558,7 +566,6 @@ bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
         launch_experts<CUDA_FP4_E8M0, false>(dev, p, *weights, max_tiles);
         break;
     }
-    cuda_launched(dev, "the experts' products on tensor cores");
     return true;
 }
 

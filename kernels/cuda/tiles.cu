@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(THREADS)
     image_kernel(const float *x, size_t x_stride, const uint32_t *x_row, uint32_t n_rows,
                  uint32_t n_in, uint32_t n_pieces, uint4 *image)
 {
+    cuda_grid_begin();
     enum { STEPS = stage_of<FORM>::STEPS, A_CHUNK = stage_of<FORM>::A_CHUNK };
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (size_t)n_rows * n_pieces) {
@@ -277,6 +278,7 @@ template <int FORM> __device__ __forceinline__ void whole_tile(const product &p)
 /* Blocks (128 outputs, tile of rows). */
 template <int FORM> __global__ void __launch_bounds__(THREADS, 2) tiles_kernel(product all)
 {
+    cuda_grid_begin();
     product p = all;
     p.first = blockIdx.y * ROWS;
     p.n_rows = all.n_rows - p.first < ROWS ? all.n_rows - p.first : ROWS;
@@ -289,6 +291,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     tiles_experts_kernel(product all, const __grid_constant__ cuda_weights weights,
                          const cuda_tile *tiles, const uint32_t *tile_count)
 {
+    cuda_grid_begin();
     if (blockIdx.y >= *tile_count) {
         return;
     }
@@ -334,9 +337,9 @@ void make_image(struct ops_device *dev, product *p, const float *x, size_t x_str
                     p->n_in);
         return;
     }
-    image_kernel<FORM><<<(unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, dev->stream>>>(
-        x, x_stride, x_row, n_rows, p->n_in, n_pieces, image);
-    cuda_launched(dev, "the inputs of a product");
+    cuda_run(dev, "the inputs of a product", image_kernel<FORM>,
+             (unsigned)((n + THREADS - 1) / THREADS), THREADS, 0, x, x_stride, x_row, n_rows,
+             p->n_in, n_pieces, image);
 }
 
 template <int FORM>
@@ -346,7 +349,8 @@ void launch(struct ops_device *dev, product p, const float *x, size_t x_stride,
     p.n_groups = tensor_groups_of(p.n_out, p.n_in, FORM);
     make_image<FORM>(dev, &p, x, x_stride, x_row, p.n_rows);
     const dim3 grid((p.n_out + OUTS - 1) / OUTS, (p.n_rows + ROWS - 1) / ROWS);
-    tiles_kernel<FORM><<<grid, THREADS, shared_bytes<FORM>(), dev->stream>>>(p);
+    cuda_run(dev, "a product of a long call", tiles_kernel<FORM>, grid, THREADS,
+             shared_bytes<FORM>(), p);
 }
 
 template <int FORM>
@@ -354,9 +358,9 @@ void launch_experts(struct ops_device *dev, product p, const struct cuda_weights
                     const float *x, size_t x_stride, const struct cuda_lanes *lanes)
 {
     make_image<FORM>(dev, &p, x, x_stride, NULL, lanes->n_x);
-    tiles_experts_kernel<FORM>
-        <<<dim3((p.n_out + OUTS - 1) / OUTS, lanes->max_tiles), THREADS, shared_bytes<FORM>(),
-           dev->stream>>>(p, *weights, dev->tiles, dev->tile_count);
+    cuda_run(dev, "the experts' products of a long call", tiles_experts_kernel<FORM>,
+             dim3((p.n_out + OUTS - 1) / OUTS, lanes->max_tiles), THREADS, shared_bytes<FORM>(), p,
+             *weights, dev->tiles, dev->tile_count);
 }
 
 } /* namespace */
@@ -410,7 +414,6 @@ bool cuda_tiles_gemm(struct ops_device *dev, const struct ops_matrix *m, const f
         launch<CUDA_FP4_E8M0>(dev, p, x, x_stride, x_row);
         break;
     }
-    cuda_launched(dev, "a product of a long call");
     return true;
 }
 
@@ -431,5 +434,4 @@ void cuda_tiles_experts(struct ops_device *dev, const struct ops_matrix *shape,
         launch_experts<CUDA_FP4_E8M0>(dev, p, weights, x, x_stride, lanes);
         break;
     }
-    cuda_launched(dev, "the experts' products of a long call");
 }

@@ -21,6 +21,7 @@ enum {
 
 __global__ void __launch_bounds__(SCORE_THREADS) topk_scores_kernel(struct topk_args args)
 {
+    cuda_grid_begin();
     extern __shared__ float4 shared4[];
     uint32_t r = args.row_first + blockIdx.x, n_ch = args.v.index_dim, n_h = args.index_heads;
     uint32_t n = (args.rows.positions[r] + 1) / OPS_SPARSE_RATIO, lane = cuda_lane();
@@ -69,6 +70,7 @@ __global__ void __launch_bounds__(SCORE_THREADS) topk_scores_kernel(struct topk_
 
 __global__ void __launch_bounds__(SELECT_THREADS) topk_select_kernel(struct topk_args args)
 {
+    cuda_grid_begin();
     __shared__ uint32_t count[256], above[SELECT_WARPS], equal[SELECT_WARPS];
     __shared__ struct select_state state;
     uint32_t r = args.row_first + blockIdx.x, k = args.index_topk, lane = cuda_lane();
@@ -157,11 +159,9 @@ void cuda_topk(struct ops_device *dev, const struct ops_rows *rows, const struct
         args.row_first = row;
         if (dev->max_entries > d->index_topk) {
             uint32_t n_tiles = (dev->max_entries + SCORE_TILE - 1) / SCORE_TILE;
-            topk_scores_kernel<<<dim3(n, attention_splits(dev, n, n_tiles)), SCORE_THREADS, shared,
-                                 dev->stream>>>(args);
-            cuda_launched(dev, "topk (scores)");
+            cuda_run(dev, "topk (scores)", topk_scores_kernel,
+                     dim3(n, attention_splits(dev, n, n_tiles)), SCORE_THREADS, shared, args);
         }
-        topk_select_kernel<<<n, SELECT_THREADS, 0, dev->stream>>>(args);
-        cuda_launched(dev, "topk (select)");
+        cuda_run(dev, "topk (select)", topk_select_kernel, n, SELECT_THREADS, 0, args);
     }
 }

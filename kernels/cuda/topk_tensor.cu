@@ -334,6 +334,7 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
 template <bool SCALED>
 __global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, uint32_t *arrived)
 {
+    cuda_grid_begin();
     __shared__ tile<SCALED> shared;
     __shared__ selecting sel;
     __shared__ bool is_last;
@@ -391,8 +392,8 @@ void run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
         n = rows->n_rows - row < turn ? rows->n_rows - row : (uint32_t)turn;
         const dim3 grid(n, attention_splits(dev, n, n_shares));
         args.row_first = row;
-        topk_tensor_kernel<SCALED><<<grid, THREADS, 0, dev->stream>>>(args, dev->topk_arrived);
-        cuda_launched(dev, "topk");
+        cuda_run(dev, "topk", topk_tensor_kernel<SCALED>, grid, THREADS, 0, args,
+                 dev->topk_arrived);
     }
 }
 

@@ -14,6 +14,11 @@
  *     can't be reached ends the process with where each thread stands.
  *   - streams are queues: with EMULATED_LAZY=1 nothing runs before somebody waits or asks, the
  *     slowest device there can be; else at once.
+ *   - a launch that may begin before the one in front of it ends does: its first block and its last
+ *     run as far as they come, before that one begins, and so do those of the next such launches.
+ *     That needs launches that are asked for together: in a graph, or with EMULATED_LAZY=1; not
+ *     where devices run beside each other. Always, a thread of what cudaLaunchKernelEx launched
+ *     must have waited when it ends, and such a launch must follow a kernel in its stream.
  *   - EMULATED_DEVICES=N, 1 unless said, 0: none. Another device's memory is out of a kernel's
  *     reach until peer access is asked for. From then on devices run their kernels beside each
  *     other, so that these may wait for each other.
@@ -27,6 +32,7 @@
 
 #include <cuda_runtime_api.h>
 #include <functional>
+#include <memory>
 #include <stddef.h>
 #include <stdint.h>
 #include <tuple>
@@ -70,6 +76,10 @@ void copy_later(void *to, const void *from, size_t bytes);
 void copies_close();
 void copies_wait(uint32_t n_left);
 
+/* Of a thread: the launch behind its own may begin; and until the one in front has ended. */
+void grid_go();
+void grid_wait();
+
 /* The calling thread spins: others run first. */
 void spin();
 
@@ -82,13 +92,27 @@ struct launched {
     dim3 grid, block;
     size_t shared_bytes;
     int device;
+    bool waits; /* threads call grid_wait */
 };
 void run_grid(const launched &what, const std::function<void()> &body);
 void start_grid(const launched &what, std::function<void()> body, std::function<void()> ended);
+/* The same as run_grid, in two parts: some blocks up to where they wait, and everything. */
+struct begun;
+std::shared_ptr<begun> begin_grid(const launched &what, const std::function<void()> &body);
+void end_grid(begun *begun);
 
-/* --- runtime.cc */
+/* --- runtime.cc: how a kernel is launched */
+enum way { AS_USUAL, WAITING, EARLY /* and it may begin before what is in front of it ends */ };
 cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3 block,
-                           size_t shared_bytes, cudaStream_t stream, std::function<void()> body);
+                           size_t shared_bytes, cudaStream_t stream, enum way way,
+                           std::function<void()> body);
+/* What a kernel is called in the source; returns it. */
+const char *name_of(const void *kernel, const char *name);
+template <typename... P> auto named(void (*kernel)(P...), const char *name)
+{
+    (void)name_of(reinterpret_cast<const void *>(kernel), name);
+    return kernel;
+}
 
 /* Work of a library on a stream: `ready` says whether it may run by now. */
 void enqueue(cudaStream_t stream, const char *name, std::function<bool()> ready,
@@ -100,7 +124,7 @@ void launch(void (*kernel)(P...), const char *name, dim3 grid, dim3 block, size_
 {
     std::tuple<std::decay_t<P>...> kept(arguments...);
     (void)enqueue_kernel(reinterpret_cast<const void *>(kernel), name, grid, block, shared_bytes,
-                         stream, [=]() { std::apply(kernel, kept); });
+                         stream, AS_USUAL, [=]() { std::apply(kernel, kept); });
 }
 
 } /* namespace emulate */

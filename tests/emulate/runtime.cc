@@ -178,7 +178,8 @@ static void start(const launched &what, const std::function<void()> &body)
 }
 
 cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3 block,
-                           size_t shared_bytes, cudaStream_t stream, std::function<void()> body)
+                           size_t shared_bytes, cudaStream_t stream, enum way way,
+                           std::function<void()> body)
 {
     guard hold(rt().lock);
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
@@ -196,16 +197,35 @@ cudaError_t enqueue_kernel(const void *kernel, const char *name, dim3 grid, dim3
     if (device != current_device) {
         return told(cudaErrorInvalidResourceHandle);
     }
-    launched what = {name, grid, block, shared_bytes, device};
-    if (rt().peers) {
-        push(s, {name, nullptr, [=]() { start(what, body); }, device});
-        return cudaSuccess;
+    if (way == EARLY && !s->behind_kernel) {
+        fault("%s may begin early, and what is in front of it is no kernel", name);
     }
-    push(s, {name, nullptr, [=]() {
-                 open_memory(device);
-                 run_grid(what, body);
-             }});
+    launched what = {name, grid, block, shared_bytes, device, way != AS_USUAL};
+    operation op = {name, nullptr, nullptr};
+    op.kernel_of = device;
+    if (rt().peers) {
+        op.run = [=]() { start(what, body); };
+        op.device = device;
+    } else {
+        op.run = [=]() {
+            open_memory(device);
+            run_grid(what, body);
+        };
+    }
+    if (way == EARLY && !rt().peers) {
+        op.begin = [=]() { return begin_grid(what, body); };
+    }
+    push(s, op);
     return cudaSuccess;
+}
+
+const char *name_of(const void *kernel, const char *name)
+{
+    static std::map<const void *, const char *> names;
+    guard hold(rt().lock);
+    const char *&known = names[kernel];
+    known = known ? known : name;
+    return known ? known : "a kernel";
 }
 
 void enqueue(cudaStream_t stream, const char *name, std::function<bool()> ready,

@@ -17,7 +17,11 @@ struct operation {
     const char *name;
     std::function<bool()> ready; /* empty: always */
     std::function<void()> run;
-    int device = -1; /* of a kernel */
+    int device = -1;    /* of a kernel that runs beside those of other devices */
+    int kernel_of = -1; /* device of a kernel */
+    /* Of one that may begin early, and then has. */
+    std::function<std::shared_ptr<emulate::begun>()> begin;
+    std::shared_ptr<emulate::begun> begun;
 };
 
 struct allocation {
@@ -40,6 +44,7 @@ struct CUstream_st {
     const char *kernel = NULL; /* ... of this kernel */
     cudaGraph_t capture = NULL;
     bool is_origin = false;
+    bool behind_kernel = false; /* what was asked for last is one */
 };
 
 struct CUevent_st {

@@ -27,6 +27,20 @@ static bool may_run(const CUstream_st *s)
            (!op.ready || op.ready());
 }
 
+/* What may begin before `op`, the kernel in front of it, does. */
+static void begin_behind(CUstream_st *s, const operation &op)
+{
+    enum { FARTHEST = 3 };
+    for (size_t i = 0; i < FARTHEST && i < s->queue.size() && op.kernel_of >= 0 && !rt().peers;
+         i++) {
+        operation &next = s->queue[i];
+        if (!next.begin || next.kernel_of != op.kernel_of) {
+            return;
+        }
+        next.begun = next.begun ? next.begun : next.begin();
+    }
+}
+
 /* Runs one operation that is ready, of any stream; whether there was one. */
 bool step()
 {
@@ -37,7 +51,12 @@ bool step()
         operation op = std::move(s->queue.front());
         s->queue.pop_front();
         rt().stepping = s;
-        op.run();
+        begin_behind(s, op);
+        if (op.begun) {
+            emulate::end_grid(op.begun.get());
+        } else {
+            op.run();
+        }
         rt().changed.notify_all();
         return true;
     }
@@ -46,6 +65,7 @@ bool step()
 
 void push(CUstream_st *s, operation op)
 {
+    s->behind_kernel = op.kernel_of >= 0;
     if (s->capture) {
         s->capture->operations.push_back(std::move(op));
         return;
@@ -164,6 +184,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     guard hold(rt().lock);
     CUstream_st *s = stream_of(stream);
     std::shared_ptr<event_state> state = event->state;
+    s->behind_kernel = false;
     if (s->capture) {
         state->graph = s->capture;
         return cudaSuccess;
@@ -213,6 +234,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     guard hold(rt().lock);
     CUstream_st *s = stream_of(stream);
     std::shared_ptr<event_state> state = event->state;
+    s->behind_kernel = false;
     if (state->graph) { /* the stream joins the recording */
         if (s->capture && s->capture != state->graph) {
             s->capture->broken = true;
@@ -243,6 +265,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
         return told(cudaErrorStreamCaptureUnsupported);
     }
     s->capture = new CUgraph_st();
+    s->behind_kernel = false;
     s->is_origin = true;
     return cudaSuccess;
 }
@@ -260,7 +283,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret)
     for (CUstream_st *other : rt().streams) {
         if (other->capture == graph) {
             other->capture = NULL;
-            other->is_origin = false;
+            other->is_origin = other->behind_kernel = false;
         }
     }
     *ret = NULL;
@@ -302,8 +325,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
         s->capture->broken = true;
         return told(cudaErrorStreamCaptureUnsupported);
     }
-    for (const operation &op : exec->operations) {
-        push(s, op);
+    s->queue.insert(s->queue.end(), exec->operations.begin(), exec->operations.end());
+    s->behind_kernel = false;
+    while (!rt().lazy && step()) {
     }
     return cudaSuccess;
 }

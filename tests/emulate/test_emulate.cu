@@ -94,6 +94,24 @@ __global__ void chain_kernel(uint32_t *turn)
     }
 }
 
+/* y = x + add, for what may begin early: GO and WAIT as it should, or not. */
+enum { GO = 1, WAIT = 2, READ_BEFORE = 4 };
+__global__ void early_kernel(uint32_t how, const uint32_t *x, uint32_t *y, uint32_t add)
+{
+    const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t value = 0;
+    if (how & GO) {
+        arch_grid_go();
+    }
+    if (how & READ_BEFORE) {
+        value = x[i];
+    }
+    if (how & WAIT) {
+        arch_grid_wait();
+    }
+    y[i] = ((how & READ_BEFORE) ? value : x[i]) + add;
+}
+
 void must(bool yes, const char *what)
 {
     if (!yes) {
@@ -233,6 +251,76 @@ void graphs()
     (void)cudaGetLastError();
 }
 
+enum { EARLY_BLOCKS = 5, EARLY_THREADS = 64, EARLY_WORDS = EARLY_BLOCKS * EARLY_THREADS };
+
+void launch_early(cudaStream_t stream, bool early, uint32_t how, const uint32_t *x, uint32_t *y)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = EARLY_BLOCKS;
+    config.blockDim = EARLY_THREADS;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = early;
+    ok(cudaLaunchKernelEx(&config, early_kernel, how, x, y, 1u));
+}
+
+/* Three kernels of a graph, each adding one to what the one before it wrote: how many words of the
+ * third's are right, and those that are not are what the third found before the first had run. */
+uint32_t right_early(uint32_t how)
+{
+    cudaStream_t stream = new_stream();
+    uint32_t *x = words(EARLY_WORDS), *y = words(EARLY_WORDS), *z = words(EARLY_WORDS);
+    uint32_t host[EARLY_WORDS] = {}, n_right = 0, n_stale = 0;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    ok(cudaMemcpy(x, host, sizeof(host), cudaMemcpyHostToDevice));
+    ok(cudaMemcpy(z, host, sizeof(host), cudaMemcpyHostToDevice));
+    ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    launch_early(stream, false, GO | WAIT, x, y);
+    launch_early(stream, true, GO | WAIT, y, x);
+    launch_early(stream, true, how, x, z);
+    ok(cudaStreamEndCapture(stream, &graph));
+    ok(cudaGraphInstantiate(&exec, graph, 0));
+    ok(cudaGraphLaunch(exec, stream));
+    ok(cudaStreamSynchronize(stream));
+    ok(cudaMemcpy(host, z, sizeof(host), cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < EARLY_WORDS; i++) {
+        n_right += host[i] == 3;
+        n_stale += host[i] == 1;
+    }
+    must(n_right + n_stale == EARLY_WORDS, "a word is right, or of before the first kernel");
+    return n_right;
+}
+
+void early()
+{
+    must(right_early(GO | WAIT) == EARLY_WORDS, "who waits finds what was written");
+    must(right_early(GO | READ_BEFORE | WAIT) == EARLY_WORDS - 2 * EARLY_THREADS,
+         "the first block and the last read what was there before, if they don't wait");
+}
+
+void early_without_wait()
+{
+    launch_early(new_stream(), false, GO, words(EARLY_WORDS), words(EARLY_WORDS));
+}
+
+void early_without_go()
+{
+    launch_early(new_stream(), false, WAIT, words(EARLY_WORDS), words(EARLY_WORDS));
+}
+
+void early_behind_a_copy()
+{
+    cudaStream_t stream = new_stream();
+    uint32_t *x = words(EARLY_WORDS);
+    launch_early(stream, false, GO | WAIT, x, words(EARLY_WORDS));
+    ok(cudaMemsetAsync(x, 0, sizeof(*x), stream));
+    launch_early(stream, true, GO | WAIT, x, words(EARLY_WORDS));
+}
+
 void refusals()
 {
     uint32_t *y = words(1);
@@ -326,6 +414,11 @@ int main()
     all = told("graphs", graphs, NULL, NULL) && all;
     all = told("graphs, lazy", graphs, "EMULATED_LAZY=1", NULL) && all;
     all = told("refusals", refusals, NULL, NULL) && all;
+    all = told("early", early, NULL, NULL) && all;
+    all = told("early, lazy", early, "EMULATED_LAZY=1", NULL) && all;
+    all = told("no wait", early_without_wait, NULL, "has not waited for the launch") && all;
+    all = told("no go", early_without_go, NULL, "before it lets the next begin") && all;
+    all = told("behind a copy", early_behind_a_copy, NULL, "is no kernel") && all;
     all = told("past the end", past_the_end, NULL, "past_kernel") && all;
     all = told("lanes gone", lanes_gone, NULL, "have ended") && all;
     all = told("lanes apart", lanes_apart, NULL, "lanes of a warp meet in") && all;

@@ -36,7 +36,7 @@ enum {
     STUCK_S = 60
 };
 
-enum state { READY, AT_MEETING, AT_BARRIER, SPINNING, ENDED };
+enum state { READY, AT_MEETING, AT_BARRIER, AT_GRID, SPINNING, ENDED };
 
 struct meeting {
     uint32_t mask, arrived;
@@ -58,6 +58,7 @@ struct fiber {
     const char *what; /* where it waits */
     ctx::fcontext_t context;
     uint32_t barrier;
+    bool has_gone, has_waited;     /* grid_go, grid_wait */
     std::vector<copy> open_copies; /* of the group that is not closed */
     std::deque<std::vector<copy>> copies;
 };
@@ -77,8 +78,20 @@ struct job {
     dim3 grid, block;
     size_t shared_bytes;
     const std::function<void()> *body;
+    bool waits; /* as launched.waits */
     uint64_t n_blocks, n_threads, seed;
     std::atomic<uint64_t> next{0};
+    uint64_t end; /* behind the last block that `next` hands out */
+};
+
+/* A host thread that runs a block ahead: as far as its threads come while the grid in front has not
+ * run, and on once that has. */
+struct runner {
+    enum { FREE, GIVEN, HELD, RELEASED } state = FREE;
+    std::mutex lock;
+    std::condition_variable changed;
+    job *j = NULL;
+    uint64_t block = 0;
 };
 
 /* A host thread that runs blocks: its fibers' stacks and what the running block has. */
@@ -86,6 +99,7 @@ struct worker {
     char *stacks = NULL;
     char *shared_area = NULL;
     job *running = NULL;
+    runner *ahead = NULL; /* the grid in front has not run */
     uint64_t random = 0;
     uint32_t n_threads = 0, n_warps = 0, n_alive = 0;
     ctx::fcontext_t scheduler = NULL;
@@ -113,7 +127,8 @@ uint64_t next_random(worker *w)
 
 const char *state_name(enum state state)
 {
-    static const char *const names[] = {"runs", "meets", "at a barrier", "spins", "ended"};
+    static const char *const names[] = {"runs",        "meets", "at a barrier",
+                                        "at the grid", "spins", "ended"};
     return names[state];
 }
 
@@ -170,6 +185,9 @@ void fiber_main(ctx::transfer_t from)
     w->scheduler = from.fctx;
     (*w->running->body)();
     fiber *f = w->current;
+    if (w->running->waits && !f->has_waited) {
+        fault("it ended and has not waited for the launch in front of its own");
+    }
     f->state = ENDED;
     f->what = NULL;
     w->n_alive--;
@@ -235,6 +253,31 @@ bool run_spinning(worker *w)
     return any;
 }
 
+/* Whether threads wait for the grid in front, until that has run. */
+bool hold_back(worker *w)
+{
+    bool any = false;
+    for (const fiber &f : w->fibers) {
+        any = any || f.state == AT_GRID;
+    }
+    if (!any) {
+        return false;
+    }
+    runner *r = w->ahead;
+    std::unique_lock<std::mutex> hold(r->lock);
+    r->state = runner::HELD;
+    r->changed.notify_all();
+    r->changed.wait(hold, [&] { return r->state == runner::RELEASED; });
+    w->ahead = NULL;
+    for (fiber &f : w->fibers) {
+        if (f.state == AT_GRID) {
+            f.state = READY;
+            f.what = NULL;
+        }
+    }
+    return true;
+}
+
 void run_threads(worker *w)
 {
     time_t since = time(NULL);
@@ -245,6 +288,10 @@ void run_threads(worker *w)
             any = run_warp(w, w->warp_order[k]) || any;
         }
         if (any) {
+            since = time(NULL);
+            continue;
+        }
+        if (w->ahead && hold_back(w)) {
             since = time(NULL);
             continue;
         }
@@ -344,7 +391,7 @@ void run_blocks(job *j)
 {
     worker *w = worker_of_thread();
     w->running = j;
-    for (uint64_t i; (i = j->next.fetch_add(1)) < j->n_blocks;) {
+    for (uint64_t i; (i = j->next.fetch_add(1)) < j->end;) {
         run_block(w, i);
     }
     w->running = NULL;
@@ -395,7 +442,38 @@ void serve(pool *of, uint64_t seen)
     }
 }
 
+void run_ahead(runner *r)
+{
+    worker *w = worker_of_thread();
+    std::unique_lock<std::mutex> hold(r->lock);
+    for (;;) {
+        r->changed.wait(hold, [&] { return r->state == runner::GIVEN; });
+        w->running = r->j;
+        w->ahead = r;
+        hold.unlock();
+        run_block(w, r->block);
+        hold.lock();
+        w->running = NULL;
+        w->ahead = NULL;
+        r->state = runner::FREE;
+        r->changed.notify_all();
+    }
+}
+
+std::vector<runner *> &free_runners() /* under the runtime's lock */
+{
+    static std::vector<runner *> *all = new std::vector<runner *>();
+    return *all;
+}
+
 } /* namespace */
+
+struct begun {
+    job j;
+    int device;
+    std::function<void()> body;
+    std::vector<runner *> runners;
+};
 
 const position &self()
 {
@@ -531,6 +609,23 @@ void copies_wait(uint32_t n_left)
     }
 }
 
+void grid_go()
+{
+    here->current->has_gone = true;
+}
+
+void grid_wait()
+{
+    fiber *f = here->current;
+    if (!f->has_gone) {
+        fault("it waits for the launch in front of its own before it lets the next begin");
+    }
+    f->has_waited = true;
+    if (here->ahead) {
+        yield(AT_GRID, NULL);
+    }
+}
+
 void spin()
 {
     yield(SPINNING, "for memory");
@@ -545,7 +640,9 @@ static void describe(const launched &what, const std::function<void()> *body, jo
     ret_job->block = what.block;
     ret_job->shared_bytes = what.shared_bytes;
     ret_job->body = body;
+    ret_job->waits = what.waits;
     ret_job->n_blocks = (uint64_t)what.grid.x * what.grid.y * what.grid.z;
+    ret_job->end = ret_job->n_blocks;
     ret_job->n_threads = (uint64_t)what.block.x * what.block.y * what.block.z;
     ret_job->seed = seed ? seed + n_launches.fetch_add(1) : 0;
 }
@@ -562,18 +659,72 @@ static void hand_out(pool *p, job *j)
     p->wake.notify_all();
 }
 
+static void run_job(job *j, int device)
+{
+    if (j->end - j->next <= 1) {
+        run_blocks(j);
+        return;
+    }
+    pool &p = pool_of(device);
+    std::unique_lock<std::mutex> hold(p.lock);
+    hand_out(&p, j);
+    p.done.wait(hold, [&] { return p.busy == 0; });
+}
+
 void run_grid(const launched &what, const std::function<void()> &body)
 {
     job j;
     describe(what, &body, &j);
-    if (j.n_blocks == 1) {
-        run_blocks(&j);
-        return;
+    run_job(&j, what.device);
+}
+
+/* The first block, and the last. */
+std::shared_ptr<begun> begin_grid(const launched &what, const std::function<void()> &body)
+{
+    auto b = std::make_shared<begun>();
+    b->device = what.device;
+    b->body = body;
+    describe(what, &b->body, &b->j);
+    const uint64_t last = b->j.n_blocks - 1;
+    for (uint64_t block : {(uint64_t)0, last}) {
+        if (b->runners.size() == b->j.n_blocks) {
+            break;
+        }
+        std::vector<runner *> &all = free_runners();
+        if (all.empty()) {
+            all.push_back(new runner());
+            std::thread(run_ahead, all.back()).detach();
+        }
+        runner *r = all.back();
+        all.pop_back();
+        b->runners.push_back(r);
+        std::unique_lock<std::mutex> hold(r->lock);
+        r->j = &b->j;
+        r->block = block;
+        r->state = runner::GIVEN;
+        r->changed.notify_all();
+        r->changed.wait(hold, [&] { return r->state != runner::GIVEN; });
     }
-    pool &p = pool_of(what.device);
-    std::unique_lock<std::mutex> hold(p.lock);
-    hand_out(&p, &j);
-    p.done.wait(hold, [&] { return p.busy == 0; });
+    b->j.next = 1;
+    b->j.end = last;
+    return b;
+}
+
+void end_grid(begun *b)
+{
+    for (runner *r : b->runners) {
+        std::lock_guard<std::mutex> hold(r->lock);
+        r->state = r->state == runner::HELD ? runner::RELEASED : r->state;
+        r->changed.notify_all();
+    }
+    if (b->j.next < b->j.end) {
+        run_job(&b->j, b->device);
+    }
+    for (runner *r : b->runners) {
+        std::unique_lock<std::mutex> hold(r->lock);
+        r->changed.wait(hold, [&] { return r->state == runner::FREE; });
+        free_runners().push_back(r);
+    }
 }
 
 void start_grid(const launched &what, std::function<void()> body, std::function<void()> ended)

@@ -3,9 +3,10 @@
 
 translate.py IN.cu OUT.cc
 
-Two things that C++ has no words for are put otherwise; lines keep their numbers:
+What C++ has no words for is put otherwise, and kernels get names; lines keep their numbers:
 
   kernel<X><<<grid, block, shared, stream>>>(arguments);   a call of emulate::launch
+  cuda_run(dev, "what", kernel<X>, ...)                     the kernel becomes emulate::named(kernel<X>, "kernel<X>")
   extern __shared__ T name[];                               a pointer to the block's memory
 """
 
@@ -37,7 +38,24 @@ def parts(text):
     return found + [text[begin:]]
 
 
+def named(text):
+    """Every cuda_run(device, what, kernel, ...) tells the kernel's name."""
+    at = 0
+    while (at := text.find("cuda_run(", at)) >= 0:
+        call = at + len("cuda_run")
+        last = closing(text, call, "(", ")")
+        given = parts(text[call + 1 : last - 1])
+        while given[2].count("<") != given[2].count(">"):
+            given[2:4] = [given[2] + "," + given[3]]
+        kernel = " ".join(given[2].split())
+        given[2] = f'emulate::named({given[2]}, "{kernel}")'
+        text = text[: call + 1] + ",".join(given) + text[last - 1 :]
+        at = call
+    return text
+
+
 def translate(text):
+    text = named(text)
     text = EXTERN.sub(lambda m: f"{m[1]} *{m[2]} = static_cast<{m[1]} *>(emulate::shared());", text)
     while (at := text.find("<<<")) >= 0:
         name = NAME.search(text, 0, at)

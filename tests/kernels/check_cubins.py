@@ -5,7 +5,8 @@ A kernel may use at most 99 KiB of shared memory (what sm_120 has), spill nothin
 to memory). What a launch asks for beside it, the sources bound. Kernels that are there for the tensor cores must have their
 opcode in the machine code, and nobody else's has it: of those that multiply elements with scales each instance has, on sm_120a,
 either HMMA or the block-scaled ones, and some instance has them; on sm_90a, where these are emulated, an instance may have none.
-Prints the table; exit 1 on a breach.
+Every kernel but those that are launched alone says go and waits as kernels/cuda/launch.cuh wants it, and has no instruction
+that reaches memory in front of its wait. Prints the table; exit 1 on a breach.
 """
 import os
 import re
@@ -24,23 +25,35 @@ ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "ten
 # Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
 SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.cu"] - {"tensor_joined_kernel"}},
           "experts_stream.cu": {"stream_kernel": "QMMA.SF"}, "topk_tensor.cu": {"topk_tensor_kernel": "OMMA.SF"}}
+# The instructions of launch.cuh's rule, and those that read or write memory that other kernels reach.
+GO, WAIT = 0x82D, 0x82E  # PREEXIT, ACQBULK
+MEMORY = {0x980: "LD", 0x981: "LDG", 0x985: "ST", 0x986: "STG", 0x98E: "RED", 0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x3A9: "ATOMG.CAS",
+          0xFAE: "LDGSTS"}
+LAUNCHED_ALONE = {"parcel.cu"}  # not by cuda_run
 
 
-def opcode_counts(cubin):
-    """{mangled kernel: {name in OPCODES: instructions}} of an ELF file's .text sections."""
+def opcodes_of(cubin):
+    """{mangled kernel: the opcode of each instruction} of an ELF file's .text sections."""
     section_at, = struct.unpack_from("<Q", cubin, 0x28)
     size, n, names_i = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, section_at + i * size) for i in range(n)]  # name, type, flags, addr, offset, size
     names_at = sections[names_i][4]
-    counts = {}
+    codes = {}
     for section in sections:
         start = names_at + section[0]
         name = cubin[start:cubin.index(b"\0", start)].decode()
         if name.startswith(".text."):
             words = struct.iter_unpack("<QQ", cubin[section[4]:section[4] + section[5] // 16 * 16])
-            codes = [low & 0xFFF for low, _ in words]
-            counts[name[len(".text."):]] = {what: codes.count(code) for what, code in OPCODES.items()}
-    return counts
+            codes[name[len(".text."):]] = [low & 0xFFF for low, _ in words]
+    return codes
+
+
+def against_the_rule(codes):
+    """What of launch.cuh's rule a kernel breaks, or None."""
+    if GO not in codes or WAIT not in codes:
+        return "does not say go, or does not wait"
+    ahead = {MEMORY[code] for code in codes[:codes.index(WAIT)] if code in MEMORY}
+    return f"reaches memory before it waits: {' '.join(sorted(ahead))}" if ahead else None
 
 
 def main():
@@ -57,7 +70,7 @@ def main():
                 if done.returncode:
                     sys.exit(done.stderr)
                 with open(cubin, "rb") as code:
-                    opcodes = opcode_counts(code.read())
+                    opcodes = opcodes_of(code.read())
             base = os.path.basename(file)
             have_scaled = set()
             for part in done.stderr.split("Compiling entry function '")[1:]:
@@ -68,8 +81,11 @@ def main():
                 registers = int(re.search(r"Used (\d+) registers", part).group(1))
                 shared = int((re.search(r"(\d+) bytes smem", part) or [0, 0])[1])
                 rows += 1
-                n_of = opcodes[name]
                 label = plain[0] if plain else name[:32]
+                n_of = {what: opcodes[name].count(code) for what, code in OPCODES.items()}
+                rule = None if base in LAUNCHED_ALONE else against_the_rule(opcodes[name])
+                if rule:
+                    breaches.append(f"{label} on sm_{arch}: {rule}")
                 print(f"{file.rsplit('/', 1)[-1]:<16} {arch:<8} {label:<32} {registers:>9} {shared:>8} {spill:>7} " + " ".join(f"{n:>8}" for n in n_of.values()))
                 if spill or stack or shared > MAX_SHARED_BYTES:
                     breaches.append(f"{label} on sm_{arch}: {spill} bytes spilled, {stack} of stack, {shared} of shared memory")

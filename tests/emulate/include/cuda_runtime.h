@@ -205,6 +205,25 @@ static inline int __ffs(int x)
 
 /* --- the runtime's templates */
 
+template <typename... P, typename... A>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
+                                             A &&...arguments)
+{
+    std::tuple<std::decay_t<P>...> kept(static_cast<A &&>(arguments)...);
+    const void *at = reinterpret_cast<const void *>(kernel);
+    enum emulate::way way = emulate::WAITING;
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        const cudaLaunchAttribute &a = config->attrs[i];
+        if (a.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+            a.val.programmaticStreamSerializationAllowed) {
+            way = emulate::EARLY;
+        }
+    }
+    return emulate::enqueue_kernel(at, emulate::name_of(at, NULL), config->gridDim,
+                                   config->blockDim, config->dynamicSmemBytes, config->stream, way,
+                                   [=]() { std::apply(kernel, kept); });
+}
+
 template <typename F>
 static inline cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, F *kernel)
 {

@@ -212,6 +212,16 @@ template <int N> static inline void arch_copy_wait()
     emulate::copies_wait(N);
 }
 
+static inline void arch_grid_go()
+{
+    emulate::grid_go();
+}
+
+static inline void arch_grid_wait()
+{
+    emulate::grid_wait();
+}
+
 static inline uint32_t arch_load_acquire(const uint32_t *word)
 {
     emulate::spin();
