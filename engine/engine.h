@@ -51,6 +51,7 @@ struct engine_options {
     uint32_t max_chunk_tokens; /* longest prompt piece of one engine_prefill call */
     uint32_t max_batch_rows;   /* most rows of one engine_step call */
     bool no_graphs; /* steps run one operation at a time also on a device that records them whole */
+    bool early_launches; /* kernels of a GPU begin before those in front of them end: ops_limits */
     bool lookahead; /* steps are begun before the one before is over (engine_step_begin): needs a
                        device that draws */
     bool sends; /* pages leave from host memory: a device with memory of its own keeps a copy there

@@ -186,7 +186,8 @@ static enum status model_open(struct engine *engine, const struct engine_options
                                 .n_tokens = info->max_context_tokens,
                                 .page_tokens = info->page_tokens,
                                 .heavy_ratio = m->config.heavy_ratio,
-                                .n_threads = options->n_threads};
+                                .n_threads = options->n_threads,
+                                .early_launches = options->early_launches};
     uint8_t identity[16];
     choice.apart = choice.apart || options->apart;
     m->apart = choice.apart;

@@ -32,13 +32,13 @@ enum { MAX_TEXT_BYTES = 64 << 20, BITS_ROWS = 16 };
 struct options {
     char *model, *weights, *device, *rank;
     bool exact, ignore_eos, list_kernels;
-    int graphs;
+    int graphs, early_launches;
     int64_t chunk, threads, context, n, batch;
     struct opt_list operands, kernels, allow_reference;
 };
 
 #define FIELD(name) offsetof(struct options, name)
-static const char *const graphs_names[] = {"off", "on", NULL};
+static const char *const switch_names[] = {"off", "on", NULL};
 static const struct opt_spec specs[] = {
     {.kind = OPT_OPERANDS,
      .name = "command",
@@ -89,11 +89,19 @@ static const struct opt_spec specs[] = {
     {.kind = OPT_ENUM,
      .name = "graphs",
      .initial = "off",
-     .choices = graphs_names,
+     .choices = switch_names,
      .help = "on: a GPU records its decode steps at start, one graph for each size of batch, and a "
              "start that can't is refused; off: every kernel is launched by itself. The same bits. "
              "Not yet run on a card.",
      .offset = FIELD(graphs)},
+    {.kind = OPT_ENUM,
+     .name = "early-launches",
+     .initial = "off",
+     .choices = switch_names,
+     .help = "on: a kernel of a GPU begins while the one in front of it ends, and waits for it on "
+             "the card; off: one after the other. The same bits. Not yet run on a card. A CPU has "
+             "no kernels.",
+     .offset = FIELD(early_launches)},
     {.kind = OPT_BOOL,
      .name = "exact",
      .help = "Exact arithmetic: no rounding to bfloat16, no simulated quantisation.",
@@ -560,6 +568,7 @@ int main(int argc, char **argv)
         .rank = o->rank,
         .exact = o->exact,
         .no_graphs = o->graphs == 0,
+        .early_launches = o->early_launches != 0,
         .n_threads = (uint32_t)o->threads,
         .max_sequences = n_rows,
         .n_pages = (uint32_t)((o->context + 255) / 256) * n_rows,

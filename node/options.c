@@ -20,6 +20,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         .exact = options->exact,
         .no_graphs = options->graphs == 0,
         .lookahead = options->lookahead != 0,
+        .early_launches = options->early_launches != 0,
         .n_threads = (uint32_t)options->threads,
         .max_sequences = (uint32_t)options->max_sequences,
         .n_pages = (uint32_t)options->pages,

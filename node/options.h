@@ -26,7 +26,7 @@ struct node_options {
     struct opt_list kernels, allow_reference;
     bool list_kernels;
     bool exact;
-    int graphs, lookahead;
+    int graphs, lookahead, early_launches;
     int64_t threads, max_sequences, pages, max_context_tokens, chunk_tokens;
     uint64_t memory_limit;
     double sim_prefill_tokens_per_s, sim_step_ms;
@@ -131,6 +131,11 @@ bool node_options_answered(const struct node_options *options, const char *progr
             "before, which --kernel sample=device draws there, on one GPU; where that can't be "   \
             "the start is refused. off: one after the other. The same tokens. Not yet run on a "   \
             "card. A prefill node makes no steps."),                                               \
+        NODE_CHOICE(                                                                               \
+            T, M, early_launches, "early-launches", "off", node_switch_names,                      \
+            "on: a kernel of a GPU begins while the one in front of it ends, and waits for it "    \
+            "on the card; off: one after the other. The same tokens. Not yet run on a card. A "    \
+            "CPU has no kernels."),                                                                \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \
                     "Threads of the CPU backend; 0: one per core."),                               \
         NODE_OPTION(T, M, OPT_INT, max_sequences, "max-sequences", "N", "16", 1, 65536,            \

@@ -1,11 +1,15 @@
-/* test_graphs MODEL DEVICE [ROWS] [tuned] [OPERATION=VARIANT]: decode steps that a device has
- * recorded, against the same steps asked for one operation at a time. 77 where the device is none.
+/* test_graphs MODEL DEVICE [ROWS] [tuned] [early] [OPERATION=VARIANT]: decode steps that a device
+ * has recorded, against the same steps asked for one operation at a time. 77 where the device is
+ * none.
  *
  * Every sequence is there twice, from contexts that the CPU computed: one side steps by graph, the
  * other does not. Batches of every size up to ROWS, drawn anew each time from sequences of all
  * lengths, so that a graph meets contexts of any length, over the ends of pages; then every logit,
  * every page and every tail is compared, bit for bit. A row that only fills a batch up would show
  * there too, had it touched anyone's memory.
+ *
+ * early: each side has a device of its own, and where steps are recorded kernels begin before those
+ * in front of them end.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +39,7 @@ static const uint32_t lengths[] = {1,   2,   3,   4,   5,   63,  126, 127,  128,
 enum { N_LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
 
 static const char *model, *device;
-static bool tuned;
+static bool tuned, early;
 static const char *wished;   /* a variant, or NULL */
 static uint32_t n_rows = 34; /* of which 33 is filled up */
 static uint64_t seed = 5;
@@ -54,13 +58,15 @@ struct image {
 };
 static struct image images[N_LENGTHS];
 
-static struct engine *open_engine(const char *name, bool no_graphs, uint32_t rows)
+static struct engine *open_engine(const char *name, bool no_graphs, bool early_launches,
+                                  uint32_t rows)
 {
     uint32_t pages_each = (LONGEST + STEPS_LATER) / PAGE_TOKENS + 1;
     struct engine_options options = {.kind = "model",
                                      .model_dir = model,
                                      .device = name,
                                      .no_graphs = no_graphs,
+                                     .early_launches = early_launches,
                                      .max_sequences = 2 * rows + 2,
                                      .n_pages = (2 * rows + 2) * pages_each,
                                      .max_context_tokens = pages_each * PAGE_TOKENS,
@@ -145,7 +151,7 @@ static void wish(void)
 /* The contexts, on the CPU: prefixes of one prompt. */
 static int make_images(void **state)
 {
-    struct engine *cpu = open_engine("cpu", true, 1);
+    struct engine *cpu = open_engine("cpu", true, false, 1);
     struct engine_seq *seq = new_seq(cpu, LONGEST);
     for (uint32_t i = 0, at = 0; i < N_LENGTHS; i++) {
         while (at < lengths[i]) {
@@ -177,7 +183,7 @@ static int free_images(void **state)
 enum { BY_OPERATIONS, BY_GRAPH };
 
 struct sides {
-    struct engine *engine;
+    struct engine *engines[2]; /* the same, if not early */
     uint32_t n;
     struct engine_seq *seqs[2][MAX_ROWS];
     float *logits[2]; /* [MAX_ROWS, vocab] */
@@ -186,10 +192,12 @@ struct sides {
 
 static struct sides open_sides(uint32_t rows)
 {
-    struct sides s = {.engine = open_engine(device, false, rows), .n = rows};
-    size_t vocab = engine_info(s.engine)->vocab_size;
+    struct engine *engine = open_engine(device, false, early, rows);
+    struct sides s = {.engines = {early ? open_engine(device, true, false, rows) : engine, engine},
+                      .n = rows};
+    size_t vocab = engine_info(engine)->vocab_size;
     struct engine_graphs graphs;
-    engine_graphs_report(s.engine, &graphs);
+    engine_graphs_report(engine, &graphs);
     assert_int_equal(graphs.n, graphs_sizes(rows, NULL));
     assert_true(graphs.n_launches > 10 && graphs.seconds > 0);
     for (int side = 0; side < 2; side++) {
@@ -206,7 +214,10 @@ static void close_sides(struct sides *s)
         }
         mem_free(s->logits[side]);
     }
-    engine_close(s->engine);
+    if (early) {
+        engine_close(s->engines[BY_OPERATIONS]);
+    }
+    engine_close(s->engines[BY_GRAPH]);
 }
 
 /* One step of the sequences `which` on one side. Rows that no bit of `wanted` names get no logits;
@@ -214,7 +225,8 @@ static void close_sides(struct sides *s)
 static void step_side(struct sides *s, int side, const uint32_t *which, const uint32_t *tokens,
                       uint32_t n, uint64_t wanted)
 {
-    size_t vocab = engine_info(s->engine)->vocab_size;
+    struct engine *engine = s->engines[side];
+    size_t vocab = engine_info(engine)->vocab_size;
     struct engine_row rows[MAX_ROWS];
     memset(s->logits[side], 0xff, MAX_ROWS * vocab * sizeof(float));
     for (uint32_t i = 0; i < n; i++) {
@@ -224,8 +236,8 @@ static void step_side(struct sides *s, int side, const uint32_t *which, const ui
             .logits = wanted >> i & 1 ? s->logits[side] + i * vocab : NULL,
         };
     }
-    engine_graphs_use(s->engine, side == BY_GRAPH);
-    assert_int_equal(engine_step(s->engine, rows, n), STATUS_OK);
+    engine_graphs_use(engine, side == BY_GRAPH);
+    assert_int_equal(engine_step(engine, rows, n), STATUS_OK);
     s->n_steps[side]++;
 }
 
@@ -233,7 +245,7 @@ static void step_side(struct sides *s, int side, const uint32_t *which, const ui
 static void step_both(struct sides *s, const uint32_t *which, const uint32_t *tokens, uint32_t n,
                       uint64_t wanted)
 {
-    size_t vocab = engine_info(s->engine)->vocab_size;
+    size_t vocab = engine_info(s->engines[0])->vocab_size;
     step_side(s, BY_GRAPH, which, tokens, n, wanted);
     step_side(s, BY_OPERATIONS, which, tokens, n, wanted);
     for (uint32_t i = 0; i < n; i++) {
@@ -251,9 +263,9 @@ static void step_both(struct sides *s, const uint32_t *which, const uint32_t *to
 /* Pages and tails of both sides. */
 static void compare_memory(struct sides *s)
 {
-    size_t page_bytes = engine_info(s->engine)->page_bytes;
+    size_t page_bytes = engine_info(s->engines[0])->page_bytes;
     for (uint32_t i = 0; i < s->n; i++) {
-        struct image a = take(s->engine, s->seqs[0][i]), b = take(s->engine, s->seqs[1][i]);
+        struct image a = take(s->engines[0], s->seqs[0][i]), b = take(s->engines[1], s->seqs[1][i]);
         assert_int_equal(a.n_tokens, b.n_tokens);
         if (memcmp(a.tail, b.tail, a.tail_bytes) ||
             memcmp(a.pages, b.pages, a.n_pages * page_bytes)) {
@@ -266,21 +278,21 @@ static void compare_memory(struct sides *s)
 
 static void check_counts(const struct sides *s)
 {
-    struct metrics *metrics = metrics_create();
-    struct buf text = BUF_INIT;
-    char wanted[96];
-    engine_metrics_register(s->engine, metrics);
-    metrics_write(metrics, &text);
-    buf_append(&text, "", 1);
     for (int side = 0; side < 2; side++) {
+        struct metrics *metrics = metrics_create();
+        struct buf text = BUF_INIT;
+        char wanted[96];
+        engine_metrics_register(s->engines[side], metrics);
+        metrics_write(metrics, &text);
+        buf_append(&text, "", 1);
         snprintf(wanted, sizeof(wanted), "baton_engine_steps_total{by=\"%s\"} %u\n",
                  side ? "graph" : "operations", s->n_steps[side]);
         if (!strstr((const char *)text.data, wanted)) {
             fail_msg("no '%s' in the metrics", wanted);
         }
+        buf_fini(&text);
+        metrics_free(metrics);
     }
-    buf_fini(&text);
-    metrics_free(metrics);
 }
 
 /* n of the sequences, in any order, with tokens. */
@@ -294,7 +306,7 @@ static void draw(const struct sides *s, uint32_t n, uint32_t *which, uint32_t *t
         uint32_t k = i + below(s->n - i), other = all[k];
         all[k] = all[i];
         which[i] = all[i] = other;
-        tokens[i] = below(engine_info(s->engine)->vocab_size);
+        tokens[i] = below(engine_info(s->engines[0])->vocab_size);
     }
 }
 
@@ -304,7 +316,7 @@ static void test_every_size(void **state)
     uint32_t which[MAX_ROWS], tokens[MAX_ROWS];
     for (uint32_t i = 0; i < s.n; i++) {
         for (int side = 0; side < 2; side++) {
-            s.seqs[side][i] = give(s.engine, &images[i % N_LENGTHS]);
+            s.seqs[side][i] = give(s.engines[side], &images[i % N_LENGTHS]);
         }
     }
     for (uint32_t n = 1; n <= s.n; n++) {
@@ -318,9 +330,10 @@ static void test_every_size(void **state)
         draw(&s, n, which, tokens);
         step_both(&s, which, tokens, n, k == 1 ? 0 : below(1u << 30));
         if (k == 3) {
-            struct engine_seq *seq = new_seq(s.engine, 9);
-            assert_int_equal(engine_prefill(s.engine, seq, tokens, n < 9 ? n : 9, NULL, NULL, NULL),
-                             STATUS_OK);
+            struct engine_seq *seq = new_seq(s.engines[BY_GRAPH], 9);
+            assert_int_equal(
+                engine_prefill(s.engines[BY_GRAPH], seq, tokens, n < 9 ? n : 9, NULL, NULL, NULL),
+                STATUS_OK);
             engine_seq_free(seq);
         }
     }
@@ -340,13 +353,13 @@ static void test_from_nothing(void **state)
         for (uint32_t i = 0; i < s.n; i++) {
             for (int side = 0; side < 2; side++) {
                 engine_seq_free(s.seqs[side][i]);
-                s.seqs[side][i] =
-                    i < 2 ? new_seq(s.engine, 20) : give(s.engine, &images[from[round + i - 1]]);
+                s.seqs[side][i] = i < 2 ? new_seq(s.engines[side], 20)
+                                        : give(s.engines[side], &images[from[round + i - 1]]);
             }
         }
         for (uint32_t k = 0; k < 6; k++) {
             for (uint32_t i = 0; i < s.n; i++) {
-                tokens[i] = below(engine_info(s.engine)->vocab_size);
+                tokens[i] = below(engine_info(s.engines[0])->vocab_size);
             }
             step_both(&s, which, tokens, k == 2 ? 3 : 4, UINT64_MAX);
         }
@@ -383,6 +396,7 @@ int main(int argc, char **argv)
     }
     for (int i = 4; i < argc; i++) {
         tuned = tuned || strcmp(argv[i], "tuned") == 0;
+        early = early || strcmp(argv[i], "early") == 0;
         wished = strchr(argv[i], '=') ? argv[i] : wished;
     }
     if (n_rows < 1 || n_rows > MAX_ROWS) {

@@ -266,7 +266,8 @@ static void check(uint32_t heads, uint32_t ratio, const uint32_t *positions, uin
                                       .n_tokens = c.max_tokens,
                                       .page_tokens = PAGE_TOKENS,
                                       .heavy_ratio = ratio == 128 ? 128 : 0,
-                                      .n_threads = 2};
+                                      .n_threads = 2,
+                                      .early_launches = early_launches()};
     for (int i = 0; i < 2; i++) {
         if (sides[i].ops->open(&c.d, &limits, &sides[i].dev, &err)) {
             stop("open", &err);

@@ -76,7 +76,10 @@ static void draw_shape(struct shape *s, bool wide)
     s->n_rows =
         wide ? PICK(1, 5, 16)
              : PICK(1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129);
-    s->limits = (struct ops_limits){.n_rows = MAX_ROWS, .n_tokens = 1024, .heavy_ratio = 128};
+    s->limits = (struct ops_limits){.n_rows = MAX_ROWS,
+                                    .n_tokens = 1024,
+                                    .heavy_ratio = 128,
+                                    .early_launches = early_launches()};
     uint32_t n = 0;
     s->rows = (struct ops_rows){.n_rows = s->n_rows,
                                 .tokens = s->tokens,
@@ -575,7 +578,8 @@ static void run_big(void)
     seed = 7;
     for (int i = 0; i < 2; i++) {
         struct error err;
-        struct ops_limits limits = {.n_rows = n_rows[i], .n_seqs = 1, .n_tokens = 16};
+        struct ops_limits limits = {
+            .n_rows = n_rows[i], .n_seqs = 1, .n_tokens = 16, .early_launches = early_launches()};
         if (sides[i].ops->open(&d, &limits, &sides[i].dev, &err)) {
             stop("open", &err);
         }

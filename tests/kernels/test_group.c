@@ -44,7 +44,8 @@ static struct ops table; /* what is tested */
 
 static void open_group(const struct registry_choice *choice, struct group *g)
 {
-    struct ops_limits limits = {.n_rows = MAX_ROWS, .n_tokens = 64};
+    struct ops_limits limits = {
+        .n_rows = MAX_ROWS, .n_tokens = 64, .early_launches = early_launches()};
     struct error err;
     *g = (struct group){.ops = &table, .n = choice->n_devices};
     for (uint32_t k = 0; k < g->n; k++) {

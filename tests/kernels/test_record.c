@@ -26,7 +26,7 @@ static void expect(bool is_so, const char *what)
 static struct ops_device *open_one(void)
 {
     struct ops_dims dims = small_dims(HIDDEN);
-    struct ops_limits limits = {.n_rows = ROWS, .n_tokens = 64};
+    struct ops_limits limits = {.n_rows = ROWS, .n_tokens = 64, .early_launches = early_launches()};
     struct ops_device *device;
     struct error err;
     dims.is_partial = true;

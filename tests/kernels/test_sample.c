@@ -208,7 +208,8 @@ enum { ROWS = 6 };
 static void device(const struct ops *ops, uint32_t n, unsigned n_calls)
 {
     struct ops_dims dims = small_dims(256);
-    struct ops_limits limits = {.n_rows = ROWS, .n_seqs = ROWS, .n_tokens = 64};
+    struct ops_limits limits = {
+        .n_rows = ROWS, .n_seqs = ROWS, .n_tokens = 64, .early_launches = early_launches()};
     struct ops_device *dev;
     struct error err;
     dims.vocab = n;
@@ -272,7 +273,8 @@ static void times(const struct ops *ops)
         {"top_p 0.95", {.temperature = 1, .top_p = 0.95f, .is_drawn = 1}},
         {"top_k 50, top_p 0.95", {.temperature = 1, .top_p = 0.95f, .top_k = 50, .is_drawn = 1}}};
     struct ops_dims dims = small_dims(256);
-    struct ops_limits limits = {.n_rows = MOST, .n_seqs = MOST, .n_tokens = 64};
+    struct ops_limits limits = {
+        .n_rows = MOST, .n_seqs = MOST, .n_tokens = 64, .early_launches = early_launches()};
     struct ops_device *dev;
     struct error err;
     dims.vocab = IDS;

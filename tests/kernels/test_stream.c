@@ -210,7 +210,8 @@ static void check(const struct shape *s, experts_fn *stream, experts_fn *all_row
     static struct layer l;
     struct ops_dims d = small_dims(s->hidden);
     struct error err = {""};
-    const struct ops_limits limits = {.n_rows = ROWS, .n_tokens = 16};
+    const struct ops_limits limits = {
+        .n_rows = ROWS, .n_tokens = 16, .early_launches = early_launches()};
     const int before = n_failed;
     d.n_experts = s->n_experts;
     d.expert_first = s->first;

@@ -524,7 +524,8 @@ int main(int argc, char **argv)
     dims.n_experts_used = N_USED;
     dims.expert_width = WIDTH;
     dims.has_shared = true;
-    const struct ops_limits limits = {.n_rows = LONG_ROWS, .n_tokens = 16};
+    const struct ops_limits limits = {
+        .n_rows = LONG_ROWS, .n_tokens = 16, .early_launches = early_launches()};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (registry_find(argc > 1 ? argv[1] : "cuda:0", &choice, &err)) {
         printf("skipped: %s\n", err.text);

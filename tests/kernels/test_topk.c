@@ -189,7 +189,8 @@ static void check(const struct shape *s)
     const struct ops_limits limits = {.n_rows = MOST_ROWS,
                                       .n_tokens = (s->most_entries + 1) * OPS_SPARSE_RATIO,
                                       .page_tokens = PAGE_ENTRIES * OPS_SPARSE_RATIO,
-                                      .n_threads = 2};
+                                      .n_threads = 2,
+                                      .early_launches = early_launches()};
     struct call c = {.page_bytes = 0};
     snprintf(where, sizeof(where), "%u heads of %u, best %u of %u", s->heads, s->channels, s->topk,
              s->most_entries);
