@@ -415,7 +415,7 @@ static bool make_scratch(struct ops_device *dev)
         dev->freqs[k] = cuda_room(dev, d->rope_dim, 1, &ok);
         dev->rope[k] = cuda_room(dev, t, d->rope_dim, &ok);
     }
-    dev->quant = cuda_room(dev, t, most(d->hidden, d->q_lora), &ok);
+    dev->quant = cuda_room(dev, t, most(most(d->hidden, d->q_lora), narrow), &ok);
     size_t wide = most(2 * (size_t)most(d->head_dim, d->index_dim), most(narrow, d->n_experts));
     dev->wide = cuda_room(dev, t, wide, &ok);
     dev->wide2 = cuda_room(dev, t, wide, &ok);
@@ -432,7 +432,7 @@ static bool make_scratch(struct ops_device *dev)
     size_t n_tiles = t * used / CUDA_TILE_ROWS + n_own;
     dev->tiles = cuda_room(dev, n_tiles, sizeof(struct cuda_tile) / sizeof(uint32_t), &ok);
     dev->tile_count = cuda_room(dev, 2, 1, &ok);
-    return ok && cuda_tensor_room(dev) && cuda_stream_room(dev) && cuda_mhc_split_room(dev) &&
+    return ok && cuda_tensor_room(dev) && cuda_few_room(dev) && cuda_stream_room(dev) && cuda_mhc_split_room(dev) &&
            cuda_attention_room(dev) && (!dev->tiles_wanted || cuda_tiles_room(dev));
 }
 

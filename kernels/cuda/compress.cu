@@ -209,8 +209,8 @@ void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
     args.index = index;
     args.round = !dev->d.exact;
     const struct cuda_gemm_item items[] = {
-        {&c->wkv, x, dev->d.hidden, dev->wide, args.width, false},
-        {&c->wgate, x, dev->d.hidden, dev->wide2, args.width, false}};
+        {&c->wkv, x, dev->d.hidden, dev->wide, args.width, false, false},
+        {&c->wgate, x, dev->d.hidden, dev->wide2, args.width, false, false}};
     cuda_gemms(dev, items, 2, rows->n_rows);
     size_t shared = (args.d + dev->d.rope_dim) * sizeof(float);
     if (layer->place.ratio == OPS_SPARSE_RATIO) {

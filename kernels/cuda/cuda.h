@@ -35,7 +35,8 @@ enum {
     CUDA_BLOCK = 32,          /* outputs packed side by side: a lane each */
     CUDA_SLICE = 128,         /* inputs summed before they join the total */
     CUDA_MAX_GRID_Y = 65535,
-    CUDA_MOST_JOINED = 16, /* products of one launch */
+    CUDA_MOST_JOINED = 16, /* products of one launch, ... */
+    CUDA_FEW_ROWS = 16,    /* ... of up to as many rows: few.cu */
     CUDA_UNIT_BYTES = 16   /* one load: consecutive inputs of one output */
 };
 
@@ -150,10 +151,12 @@ struct ops_device {
     bool tensor;            /* products on tensor cores, where tensor.cu serves them */
     bool scaled;            /* ... by block-scaled ones, where inputs are quantised */
     bool leaves;            /* attend by leaves */
-    float *partial;         /* of tensor.cu */
+    float *partial;         /* of tensor.cu and few.cu */
     uint32_t *arrived;      /* zeroes between launches */
-    bool tiles_wanted;      /* long calls by tiles.cu, and products in one launch, ... */
-    void *image;            /* ... which needs room for inputs; NULL: it serves nothing */
+    uint16_t *few_images;   /* few.cu: few_halves of them */
+    size_t few_halves, sm_shared_bytes;
+    bool tiles_wanted; /* long calls by tiles.cu, ... */
+    void *image;       /* ... which needs room for inputs; NULL: it serves nothing */
     size_t image_bytes;
     float *mhc_parts;      /* mhc_split.cu */
     uint32_t *mhc_arrived; /* zeroes between launches */
@@ -280,14 +283,15 @@ cudaError_t cuda_has_code(void);
 void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                size_t x_stride, uint32_t n_rows, float *y, size_t y_stride, bool round);
 /* Products of the same n_rows rows that don't need each other's results: as cuda_gemm of one after
- * the other, in fewer launches where that can be. */
+ * the other, in fewer launches where that can be. quant: x, whose rows follow each other, goes
+ * through the FP8 quantiser first (and is left as it was). */
 struct cuda_gemm_item {
     const struct ops_matrix *matrix;
     const float *x;
     size_t x_stride;
     float *y;
     size_t y_stride;
-    bool round;
+    bool round, quant;
 };
 void cuda_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
                 uint32_t n_rows);
@@ -331,12 +335,15 @@ bool cuda_tensor_serves(const struct ops_matrix *matrix);
 bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                       size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
                       size_t y_stride, bool round);
-/* Of few rows, all in one launch. */
-bool cuda_tensor_joined(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
-                        uint32_t n_rows);
 bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
                          const struct cuda_weights *matrices, const float *x, size_t x_stride,
                          const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);
+
+/* --- few.cu: the same products of up to CUDA_FEW_ROWS rows, with the same bits, all in a launch or
+ * two. False, and nothing is done: too many rows or products, or one that is not served. */
+bool cuda_few_room(struct ops_device *dev);
+bool cuda_few_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
+                    uint32_t n_rows);
 
 void cuda_project_tensor(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,

@@ -234,11 +234,13 @@ void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
     }
     if (d->has_shared) {
         const struct ops_expert *shared = &layer->shared;
-        const float *inputs = cuda_inputs(dev, &shared->w1, x, n, d->hidden);
         float *a = dev->lane_a + (size_t)max_lanes * d->expert_width;
         float *b = dev->lane_b + (size_t)max_lanes * d->expert_width;
-        cuda_gemm(dev, &shared->w1, inputs, d->hidden, n, a, d->expert_width, !d->exact);
-        cuda_gemm(dev, &shared->w3, inputs, d->hidden, n, b, d->expert_width, !d->exact);
+        const struct cuda_gemm_item items[] = {{&shared->w1, x, d->hidden, a, d->expert_width,
+                                                !d->exact, cuda_wants_quant(dev, &shared->w1)},
+                                               {&shared->w3, x, d->hidden, b, d->expert_width,
+                                                !d->exact, cuda_wants_quant(dev, &shared->w3)}};
+        cuda_gemms(dev, items, 2, n);
         gate(dev, n, false, &shared->w2, a, b);
         cuda_gemm(dev, &shared->w2, a, d->expert_width, n,
                   dev->lane_y + (size_t)max_lanes * d->hidden, d->hidden, !d->exact);

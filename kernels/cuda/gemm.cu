@@ -327,18 +327,29 @@ void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, con
 void cuda_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                size_t x_stride, uint32_t n_rows, float *y, size_t y_stride, bool round)
 {
-    cuda_gemm_some(dev, matrix, x, x_stride, NULL, n_rows, y, y_stride, round);
+    const struct cuda_gemm_item item = {matrix, x, x_stride, y, y_stride, round, false};
+    cuda_gemms(dev, &item, 1, n_rows);
 }
 
 void cuda_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
                 uint32_t n_rows)
 {
-    if (n_rows == 0 || n == 0 || (dev->tensor && cuda_tensor_joined(dev, items, n, n_rows))) {
+    if (n_rows == 0 || n == 0 || (dev->tensor && cuda_few_gemms(dev, items, n, n_rows))) {
         return;
     }
+    const float *quantised = NULL; /* what dev->quant has */
     for (uint32_t i = 0; i < n; i++) {
-        cuda_gemm(dev, items[i].matrix, items[i].x, items[i].x_stride, n_rows, items[i].y,
-                  items[i].y_stride, items[i].round);
+        const struct cuda_gemm_item *item = &items[i];
+        const float *x = item->x;
+        if (item->quant) {
+            if (x != quantised) {
+                cuda_quant_rows(dev, x, n_rows, item->matrix->cols, dev->quant);
+            }
+            quantised = x;
+            x = dev->quant;
+        }
+        cuda_gemm_some(dev, item->matrix, x, item->x_stride, NULL, n_rows, item->y, item->y_stride,
+                       item->round);
     }
 }
 

@@ -51,10 +51,11 @@ void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
 {
     const struct ops_dims *d = &dev->d;
     uint32_t n = rows->n_rows;
-    qr = cuda_inputs(dev, &layer->index_wq_b, qr, n, d->q_lora);
-    cuda_gemm(dev, &layer->index_wq_b, qr, d->q_lora, n, ret_iq,
-              (size_t)d->index_heads * d->index_dim, !d->exact);
-    cuda_gemm(dev, &layer->index_weights, x, d->hidden, n, ret_iw, d->index_heads, !d->exact);
+    const struct cuda_gemm_item items[] = {
+        {&layer->index_wq_b, qr, d->q_lora, ret_iq, (size_t)d->index_heads * d->index_dim,
+         !d->exact, cuda_wants_quant(dev, &layer->index_wq_b)},
+        {&layer->index_weights, x, d->hidden, ret_iw, d->index_heads, !d->exact, false}};
+    cuda_gemms(dev, items, 2, n);
     struct indexer_args args;
     args.rope = dev->rope[1];
     args.iq = ret_iq;

@@ -61,22 +61,22 @@ void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
         return;
     }
     const float *rope = dev->rope[layer->place.ratio != 0];
-    const float *quant = x; /* both want it as a rule, and it is one */
-    if (cuda_wants_quant(dev, &layer->wq_a) || cuda_wants_quant(dev, &layer->wkv)) {
-        quant = dev->quant;
-        cuda_quant_rows(dev, x, n, d->hidden, dev->quant);
-    }
     const struct cuda_gemm_item narrow[] = {
-        {&layer->wq_a, cuda_wants_quant(dev, &layer->wq_a) ? quant : x, d->hidden, ret_qr,
-         d->q_lora, round},
-        {&layer->wkv, cuda_wants_quant(dev, &layer->wkv) ? quant : x, d->hidden, ret_kv,
-         d->head_dim, round}};
+        {&layer->wq_a, x, d->hidden, ret_qr, d->q_lora, round, cuda_wants_quant(dev, &layer->wq_a)},
+        {&layer->wkv, x, d->hidden, ret_kv, d->head_dim, round,
+         cuda_wants_quant(dev, &layer->wkv)}};
     cuda_gemms(dev, narrow, 2, n);
     const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
     cuda_run(dev, "project", narrow_kernel, (2 * n + WARPS - 1) / WARPS, THREADS, 0, n, d->q_lora,
              d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
-    cuda_gemm(dev, &layer->wq_b, cuda_inputs(dev, &layer->wq_b, ret_qr, n, d->q_lora), d->q_lora, n,
-              ret_q, (size_t)d->n_heads * d->head_dim, round);
+    const struct cuda_gemm_item wide = {&layer->wq_b,
+                                        ret_qr,
+                                        d->q_lora,
+                                        ret_q,
+                                        (size_t)d->n_heads * d->head_dim,
+                                        round,
+                                        cuda_wants_quant(dev, &layer->wq_b)};
+    cuda_gemms(dev, &wide, 1, n);
     const size_t heads = (size_t)n * d->n_heads;
     cuda_run(dev, "project", head_kernel, (unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0,
              heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, round, rope, ret_q);
@@ -96,13 +96,17 @@ void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struc
                         wide,
                         dev->wide + (size_t)g * d->o_lora,
                         narrow,
-                        !d->exact};
+                        !d->exact,
+                        false};
         }
         cuda_gemms(dev, items, m, rows->n_rows);
     }
-    if (cuda_wants_quant(dev, &layer->wo_b)) {
-        cuda_quant_rows(dev, dev->wide, rows->n_rows, narrow, dev->wide);
-    }
-    cuda_gemm(dev, &layer->wo_b, dev->wide, narrow, rows->n_rows, ret_y, d->hidden,
-              !d->exact && !d->is_partial);
+    const struct cuda_gemm_item last = {&layer->wo_b,
+                                        dev->wide,
+                                        narrow,
+                                        ret_y,
+                                        d->hidden,
+                                        !d->exact && !d->is_partial,
+                                        cuda_wants_quant(dev, &layer->wo_b)};
+    cuda_gemms(dev, &last, 1, rows->n_rows);
 }

@@ -25,7 +25,7 @@ enum {
     WARPS = TENSOR_RUNS,
     THREADS = WARPS * CUDA_WARP,
     UNITS = TENSOR_UNITS,
-    FEW_ROWS = 16,
+    FEW_ROWS = CUDA_FEW_ROWS,
     TILE_ROWS = 32 /* of a block, where there are many */
 };
 
@@ -42,12 +42,6 @@ struct product {
     float *partial; /* [output blocks, groups, rows, 32] where groups are blocks */
     uint32_t *arrived;
     uint32_t block; /* 32 outputs */
-};
-
-/* Products of one launch: each has the blocks up to `end`. */
-struct joined {
-    product of[CUDA_MOST_JOINED];
-    uint32_t end[CUDA_MOST_JOINED];
 };
 
 /* What a thread reads of a chunk. SCALED: one word of scales, of output g + 8 t. */
@@ -347,24 +341,6 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
     few_rows<FORM, SCALED, NT>(p, blockIdx.y);
 }
 
-/* Blocks (32 outputs of one or another product, group): where a product has fewer groups than
- * another, the rest end. */
-template <int FORM, int NT>
-__global__ void __launch_bounds__(THREADS, 2)
-    tensor_joined_kernel(const __grid_constant__ joined all)
-{
-    cuda_grid_begin();
-    uint32_t i = 0, first = 0;
-    for (; blockIdx.x >= all.end[i]; i++) {
-        first = all.end[i];
-    }
-    product p = all.of[i];
-    p.block = blockIdx.x - first;
-    if (blockIdx.y < p.n_groups) {
-        few_rows<FORM, false, NT>(p, blockIdx.y);
-    }
-}
-
 uint32_t blocks_of(uint32_t outputs)
 {
     return (outputs + CUDA_BLOCK - 1) / CUDA_BLOCK;
@@ -417,18 +393,6 @@ void launch_experts(struct ops_device *dev, const product &p, const struct cuda_
              dev->tile_count);
 }
 
-template <int FORM>
-void launch_joined(struct ops_device *dev, const joined &all, dim3 grid, uint32_t n_rows)
-{
-    if (n_rows > 8) {
-        cuda_run(dev, "products on tensor cores", tensor_joined_kernel<FORM, 2>, grid, THREADS, 0,
-                 all);
-    } else {
-        cuda_run(dev, "products on tensor cores", tensor_joined_kernel<FORM, 1>, grid, THREADS, 0,
-                 all);
-    }
-}
-
 } /* namespace */
 
 bool cuda_tensor_serves(const struct ops_matrix *m)
@@ -440,10 +404,9 @@ bool cuda_tensor_serves(const struct ops_matrix *m)
 bool cuda_tensor_room(struct ops_device *dev)
 {
     bool ok = true;
-    const size_t n = dev->tiles_wanted ? CUDA_MOST_JOINED : 1;
-    dev->partial =
-        static_cast<float *>(cuda_room(dev, n * TENSOR_AIM_BLOCKS * FEW_ROWS, CUDA_BLOCK, &ok));
-    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, n * TENSOR_AIM_BLOCKS, 1, &ok));
+    const size_t n = CUDA_MOST_JOINED * TENSOR_AIM_BLOCKS;
+    dev->partial = static_cast<float *>(cuda_room(dev, n * FEW_ROWS, CUDA_BLOCK, &ok));
+    dev->arrived = static_cast<uint32_t *>(cuda_room(dev, n, 1, &ok));
     return ok;
 }
 
@@ -490,51 +453,6 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *m, const 
     default:
         launch_dense<CUDA_FP4_E8M0, false>(dev, p);
         break;
-    }
-    return true;
-}
-
-bool cuda_tensor_joined(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
-                        uint32_t n_rows)
-{
-    joined all;
-    uint32_t end = 0, n_groups = 1;
-    if (!dev->tiles_wanted || n_rows > FEW_ROWS || n > CUDA_MOST_JOINED ||
-        items->matrix->form == CUDA_FP4_E8M0) { /* experts', which have kernels of their own */
-        return false;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        const struct cuda_gemm_item *item = &items[i];
-        const struct ops_matrix *m = item->matrix;
-        if (m->form != items->matrix->form || is_scaled(dev, m) ||
-            !is_served(dev, m, item->x, item->x_stride)) {
-            return false;
-        }
-        product *p = &all.of[i];
-        *p = {static_cast<const uint8_t *>(m->data),
-              m->rows,
-              m->cols,
-              tensor_groups_of(m->rows, m->cols, m->form),
-              item->x,
-              item->x_stride,
-              NULL,
-              item->y,
-              item->y_stride,
-              0,
-              n_rows,
-              item->round,
-              dev->partial + (size_t)i * TENSOR_AIM_BLOCKS * FEW_ROWS * CUDA_BLOCK,
-              dev->arrived + (size_t)i * TENSOR_AIM_BLOCKS,
-              0};
-        n_groups = p->n_groups > n_groups ? p->n_groups : n_groups;
-        end += blocks_of(m->rows);
-        all.end[i] = end;
-    }
-    const dim3 grid(end, n_groups);
-    if (items->matrix->form == CUDA_BF16) {
-        launch_joined<CUDA_BF16>(dev, all, grid, n_rows);
-    } else {
-        launch_joined<CUDA_FP8>(dev, all, grid, n_rows);
     }
     return true;
 }
