@@ -88,6 +88,11 @@ void cuda_comm(struct ops_device *const *devices, uint32_t n_devices, uint32_t n
         cuda_failed(first, STATUS_INVALID, "a sum over %u devices", n_devices);
         return;
     }
+    uint32_t came_to;
+    if (first->group && !cuda_group_next(first->group, false, &came_to)) {
+        cuda_group_end(first); /* keeps why */
+        return;
+    }
     p.n_from = p.n_to = n_devices;
     for (uint32_t k = 0; k < n_devices; k++) {
         p.from[k] = p.to[k] = y[k];

@@ -11,7 +11,9 @@
  * to the sum that is due, the group has failed: communicators are aborted, which ends NCCL's
  * kernels and so the waits behind them. If the computing thread then does not come back (the rank's
  * GPU hangs, not NCCL), the watch ends the process. Both together take less than 2 s. Ranks that
- * write into each other's memory (push.cu) are watched alike, and end when `stop` is set.
+ * write into each other's memory (push.cu) are watched alike, and end when `stop` is set. Ranks on
+ * one GPU wait for each other's events, which nothing ends: there it is always the process. Their
+ * recorded calls are left to who waits for them (record.c), for one stream runs all of a call.
  */
 #include "kernels/cuda/group.h"
 
@@ -41,7 +43,7 @@ struct cuda_group {
     uint32_t n, n_open;
     struct ops_device *devices[CUDA_MAX_GROUP];
     char name[64];
-    bool has_parts; /* ranks on a GPU each; without, nothing below is used */
+    bool has_parts; /* ranks on a GPU each; without, one stream adds, and NCCL is not used */
     bool pushes;    /* sums of few rows are push.cu's */
 #if BATON_NCCL
     ncclComm_t comms[CUDA_MAX_GROUP];
@@ -50,7 +52,8 @@ struct cuda_group {
     cudaEvent_t reached[CUDA_MAX_GROUP][RING];
     _Atomic uint32_t n_asked; /* sums of this call; ... */
     _Atomic uint32_t base;    /* ... counted from this one of those that were passed */
-    uint32_t *passed;         /* pinned: sums that rank k has passed, at k * STRIDE */
+    uint32_t *passed;         /* pinned: sums that rank k has passed, at k * STRIDE; on one GPU
+                               * those of rank 0, whose stream adds for all */
     /* The same of a recorded call, in which nothing can be asked for an event: which of its sums
      * rank k has come to, counted from 1 in each replay. */
     uint32_t *came;
@@ -282,7 +285,7 @@ static enum arrivals who_is_there(const struct cuda_group *g, uint32_t *ret_late
 {
     uint32_t least = UINT32_MAX, n_late = 0;
     uint32_t n_asked = atomic_load(&g->n_asked), base = atomic_load(&g->base);
-    for (uint32_t k = 0; k < g->n; k++) {
+    for (uint32_t k = 0; k < (g->has_parts ? g->n : 1); k++) {
         uint32_t passed = *(const volatile uint32_t *)&g->passed[k * STRIDE] - base;
         least = passed < least ? passed : least;
     }
@@ -363,7 +366,9 @@ static void *watch_run(void *cookie)
         last_ns = at_ns;
         unsigned in_step = atomic_load(&g->in_step);
         if (!atomic_load(&g->failed)) {
-            ask_comms(g);
+            if (g->has_parts) {
+                ask_comms(g);
+            }
             bool stands = !has_moved(g, seen) && in_step && is_busy(g); /* else the host is slow */
             stalled_ns = stands ? stalled_ns + passed_ns : 0;
             if (stalled_ns >= STALL_NS) {
@@ -515,17 +520,10 @@ static enum status open_peers(struct cuda_group *g, struct error *err)
     return STATUS_OK;
 }
 
-static enum status open_parts(struct cuda_group *g, struct error *err)
+/* What the watch reads. */
+static enum status open_signs(struct cuda_group *g, struct error *err)
 {
-    int version = 0;
     void *passed = NULL;
-    enum status status = device_find_nccl(&version, err);
-    if (!status && g->pushes) {
-        status = open_peers(g, err);
-    }
-    if (status) {
-        return status;
-    }
     size_t bytes = (2 * (size_t)g->n + 1) * STRIDE * sizeof(uint32_t);
     if (use(g->devices[0]) != cudaSuccess ||
         cudaHostAlloc(&passed, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
@@ -548,15 +546,45 @@ static enum status open_parts(struct cuda_group *g, struct error *err)
             return error_set(err, STATUS_SYSTEM, "%s: no events for the group", g->name);
         }
     }
-    if (!init_comms(g) || !first_sums(g)) {
-        return error_set(err, STATUS_SYSTEM, "%s", g->failure.text);
-    }
+    return STATUS_OK;
+}
+
+static enum status open_watch(struct cuda_group *g, struct error *err)
+{
     if (pthread_create(&g->watch, NULL, watch_run, g)) {
         return error_set(err, STATUS_EXHAUSTED, "%s: no thread to watch the group", g->name);
     }
     g->is_watched = true;
-    tell(g, version);
     return STATUS_OK;
+}
+
+/* Ranks on a GPU each. */
+static enum status open_parts(struct cuda_group *g, struct error *err)
+{
+    int version = 0;
+    enum status status = device_find_nccl(&version, err);
+    if (!status && g->pushes) {
+        status = open_peers(g, err);
+    }
+    status = status ? status : open_signs(g, err);
+    if (!status && (!init_comms(g) || !first_sums(g))) {
+        status = error_set(err, STATUS_SYSTEM, "%s", g->failure.text);
+    }
+    status = status ? status : open_watch(g, err);
+    if (!status) {
+        tell(g, version);
+    }
+    return status;
+}
+
+static enum status open_one_gpu(struct cuda_group *g, struct error *err)
+{
+    enum status status = open_signs(g, err);
+    status = status ? status : open_watch(g, err);
+    if (!status) {
+        log_info("group", "%s: ranks on one GPU, which adds their parts where they lie", g->name);
+    }
+    return status;
 }
 
 static void group_free(struct cuda_group *g)
@@ -615,16 +643,18 @@ static void end_failed(struct cuda_group *g)
     }
 }
 
-/* What a device on a GPU of its own takes for the sums. */
-static enum status take_rooms(struct ops_device *const *devices, uint32_t n, bool pushes,
-                              struct error *err)
+/* What a device takes for the sums. */
+static enum status take_rooms(struct ops_device *const *devices, uint32_t n, bool has_parts,
+                              bool pushes, struct error *err)
 {
     bool ok = true;
     for (uint32_t k = 0; k < n; k++) {
         struct ops_device *dev = devices[k];
-        dev->gathered = cuda_room(dev, (size_t)n * dev->limits.n_rows, dev->d.hidden, &ok);
         dev->sums = cuda_room(dev, 1, 1, &ok);
-        if (pushes) { /* by turns two places for each rank, of four words a pair */
+        if (has_parts) {
+            dev->gathered = cuda_room(dev, (size_t)n * dev->limits.n_rows, dev->d.hidden, &ok);
+        }
+        if (has_parts && pushes) { /* by turns two places for each rank, of four words a pair */
             dev->inbox = cuda_room(dev, 2 * (size_t)n * 4, cuda_push_pairs(dev), &ok);
             dev->push_left = cuda_room(dev, 1, 1, &ok);
         }
@@ -644,18 +674,14 @@ static enum status join(struct ops_device *const *devices, uint32_t n, bool push
             "its own or, to try a group out, all on one",
             n, n_cards, CUDA_MAX_GROUP);
     }
-    enum status status = n_cards > 1 ? take_rooms(devices, n, pushes, err) : STATUS_OK;
+    enum status status = take_rooms(devices, n, n_cards > 1, pushes, err);
     if (status || devices[0]->limits.only_plan) {
         return status;
     }
     struct cuda_group *g = group_new(devices, n);
     g->has_parts = n_cards > 1;
     g->pushes = g->has_parts && pushes;
-    if (g->has_parts) {
-        status = open_parts(g, err);
-    } else {
-        log_info("group", "%s: ranks on one GPU, which adds their parts where they lie", g->name);
-    }
+    status = g->has_parts ? open_parts(g, err) : open_one_gpu(g, err);
     if (status) {
         end_failed(g);
         group_free(g);
@@ -705,7 +731,7 @@ bool cuda_group_next(struct cuda_group *g, bool writes_itself, uint32_t *ret_cam
     bool ok = !atomic_load(&g->failed);
     bool records = is_capturing(g->devices[0]);
     uint32_t i = atomic_load(&g->n_asked);
-    for (uint32_t k = 0; k < g->n && ok && records && !writes_itself; k++) {
+    for (uint32_t k = 0; k < g->n && ok && records && g->has_parts && !writes_itself; k++) {
         (void)use(g->devices[k]);
         cuda_run_progress(g->devices[k], cuda_group_came(g, k), g->n_recorded + 1);
     }
@@ -739,14 +765,14 @@ bool cuda_group_gather(struct cuda_group *g, float *const *y, size_t count)
 void cuda_group_begin(struct ops_device *dev)
 {
     struct cuda_group *g = dev->group;
-    if (cuda_group_has_parts(g) && !atomic_load(&g->in_step)) {
+    if (g && !atomic_load(&g->in_step)) {
         atomic_store(&g->n_asked, 0);
         for (uint32_t k = 0; k < g->n; k++) {
             *(volatile uint32_t *)&g->came[k * STRIDE] = 0;
         }
         atomic_store(&g->base, *(const volatile uint32_t *)g->passed);
     }
-    for (uint32_t k = 0; cuda_group_has_parts(g) && k < g->n; k++) {
+    for (uint32_t k = 0; g && k < g->n; k++) {
         if (g->devices[k] == dev) {
             atomic_fetch_or(&g->in_step, 1u << k);
         }
@@ -763,12 +789,12 @@ void cuda_group_record(struct ops_device *dev)
 void cuda_group_end(struct ops_device *dev)
 {
     struct cuda_group *g = dev->group;
-    for (uint32_t k = 0; cuda_group_has_parts(g) && k < g->n; k++) {
+    for (uint32_t k = 0; g && k < g->n; k++) {
         if (g->devices[k] == dev) {
             atomic_fetch_and(&g->in_step, ~(1u << k));
         }
     }
-    if (cuda_group_has_parts(g) && atomic_load(&g->failed)) {
+    if (g && atomic_load(&g->failed)) {
         atomic_store(&g->in_step, 0);
         pthread_mutex_lock(&g->lock);
         cuda_failed(dev, STATUS_SYSTEM, "%s", g->failure.text);
@@ -783,7 +809,7 @@ void cuda_group_end(struct ops_device *dev)
 void cuda_group_leave(struct ops_device *dev)
 {
     struct cuda_group *g = dev->group;
-    if (!cuda_group_has_parts(g) || g->n_open < g->n) {
+    if (!g || g->n_open < g->n) {
         return;
     }
     if (atomic_load(&g->failed)) {

@@ -1,8 +1,8 @@
 /* kernels/cuda/group.h - devices that sum their parts: how they are joined, and what watches them.
  *
- * Ranks on one GPU need nothing: comm.cu reads every part where it lies. Ranks on a GPU each have
- * an NCCL communicator and a watch, a thread that sees whether the group gets on. Which of the two
- * a group is, cuda_join decides, and nothing else. Thread: the one that computes, but for the
+ * Of ranks on one GPU comm.cu reads every part where it lies; ranks on a GPU each have an NCCL
+ * communicator. Which of the two a group is, cuda_join decides, and nothing else. Either has a
+ * watch, a thread that sees whether the group gets on. Thread: the one that computes, but for the
  * watch's own.
  */
 #ifndef BATON_KERNELS_CUDA_GROUP_H
@@ -28,7 +28,7 @@ must_check enum status cuda_join_push(struct ops_device *const *devices, uint32_
 /* Every rank's `count` floats y[rank] behind each other into its gathered room, in its stream.
  * False: the group failed, now or before, and nothing may be asked of it. */
 bool cuda_group_gather(struct cuda_group *group, float *const *y, size_t count);
-/* What comes before any sum between GPUs: notes where each rank comes to it. In a call that is
+/* What comes before any sum of a group: notes where each rank comes to it. In a call that is
  * recorded the rank itself must do so: it writes ret_came_to to cuda_group_came, which is 0 where
  * nothing has to be written. False as above. */
 bool cuda_group_next(struct cuda_group *group, bool writes_itself, uint32_t *ret_came_to);
@@ -38,8 +38,7 @@ volatile uint32_t *cuda_group_came(struct cuda_group *group, uint32_t rank);
 bool cuda_group_pushes(const struct cuda_group *group);
 size_t cuda_push_pairs(const struct ops_device *dev);
 const volatile uint32_t *cuda_group_stop(const struct cuda_group *group);
-/* Of ranks on a GPU each: what cuda_group_gather fills, of CUDA_MAX_GROUP times the largest call;
- * and two counters of the sums that a rank has passed, its own and the one that the watch reads. */
+/* Whether its ranks have a GPU each, and so must gather their parts. */
 bool cuda_group_has_parts(const struct cuda_group *group);
 
 /* A call begins; one begins that is only recorded; it is over. `end` keeps a failure of the group

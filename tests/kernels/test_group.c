@@ -3,8 +3,8 @@
  *
  * Sums of every size are those of a loop in rank order, whatever else the call has, by comm=plain
  * or comm=push. With `hang`, a rank's stream is stopped before a sum: the wait must end within 2 s
- * and name the rank, or the process must. That runs in a child, since nothing brings the stream
- * back.
+ * and name the rank, or, where nothing ends the wait, as among ranks on one GPU, the process must.
+ * That runs in a child, since nothing brings the stream back.
  */
 #include <cuda_runtime_api.h>
 #include <poll.h>
@@ -195,14 +195,14 @@ static void hang(const struct registry_choice *choice, const char *how)
     _exit(2);
 }
 
-static int watch_child(pid_t child, int from, const char *how, uint32_t last_rank)
+static int watch_child(pid_t child, int from, const char *how, uint32_t last_rank, bool one_gpu)
 {
     static char text[16384];
     size_t n = 0;
     char named[64];
     uint64_t planted_ns = 0;
     struct pollfd fd = {.fd = from, .events = POLLIN};
-    while (n < sizeof(text) - 1 && poll(&fd, 1, 90000) > 0) {
+    while (n < sizeof(text) - 1 && poll(&fd, 1, 30000) > 0) {
         ssize_t got = read(from, text + n, sizeof(text) - 1 - n);
         if (got <= 0) {
             break;
@@ -226,7 +226,7 @@ static int watch_child(pid_t child, int from, const char *how, uint32_t last_ran
     } else {
         snprintf(named, sizeof(named), "rank %u (cuda:", last_rank);
     }
-    bool is_stuck = strcmp(how, "stuck") == 0;
+    bool is_stuck = one_gpu || strcmp(how, "stuck") == 0;
 #ifdef BATON_EMULATED /* threads that spin look so slowly there that the process may end before */
     is_stuck = is_stuck || (table.comm == cuda_comm_push && strstr(text, "so the process does"));
 #endif
@@ -259,10 +259,12 @@ int main(int argc, char **argv)
             lost_watch();
             close(ends[1]);
             uint32_t n = 1;
+            bool one_gpu = true;
             for (const char *c = argv[1]; *c; c++) {
                 n += *c == ',';
+                one_gpu = one_gpu && (*c != ',' || atoi(c + 1) == atoi(strchr(argv[1], ':') + 1));
             }
-            return watch_child(child, ends[0], how, n - 1);
+            return watch_child(child, ends[0], how, n - 1, one_gpu);
         }
         dup2(ends[1], 2);
         close(ends[0]);
