@@ -28,7 +28,8 @@ struct test_row {
     struct batch_row row;
     struct batch_prompt prompt;
     struct engine_sampling sampling;
-    uint32_t ids[MAX_PROMPT + MAX_TOKENS], n_ids, most; /* prompt, then tokens; length */
+    uint32_t ids[MAX_PROMPT + MAX_TOKENS], n_ids; /* prompt, then tokens */
+    uint32_t least, most;                         /* tokens, whatever is drawn */
     uint32_t want[MAX_TOKENS], n_want;
     uint32_t n_tokens, cancelled_at; /* told; removed once another row has so many, 0: never */
     uint64_t age;
@@ -46,9 +47,9 @@ static void expect(bool is_so, const char *what, uint32_t row, uint32_t n)
 }
 
 /* Unlike an end by length nobody can know it before. */
-static bool is_end(uint32_t id)
+static bool is_end(const struct test_row *test, uint32_t id, uint32_t n_tokens)
 {
-    return id % 23 == 4;
+    return id % 23 == 4 && n_tokens >= test->least;
 }
 
 static void make_rows(uint32_t vocab)
@@ -62,6 +63,7 @@ static void make_rows(uint32_t vocab)
             seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
             rows[k].ids[i] = (uint32_t)((seed >> 33) % vocab);
         }
+        rows[k].least = n_prompt[k] > PAGE_TOKENS / 2 ? 6 : 1; /* the long ones need two pages */
         rows[k].most = k == 2 ? 4 : (exact ? 16 : MAX_TOKENS);
         rows[k].sampling = (struct engine_sampling){.temperature = 1.0f + 0.2f * (float)k,
                                                     .top_p = k == 4 ? 0.95f : 1,
@@ -132,7 +134,7 @@ static void by_cpu(void)
         for (;;) {
             row.token = test->want[test->n_want++] = row.draw.id;
             row.n_generated = test->n_want;
-            if (is_end(row.token) || test->n_want == test->most) {
+            if (is_end(test, row.token, test->n_want) || test->n_want == test->most) {
                 break;
             }
             must(engine_step(cpu, &row, 1));
@@ -207,7 +209,7 @@ static void told(struct test_row *test, uint32_t id)
     expect(test->n_tokens < test->n_want && id == test->want[test->n_tokens], "the CPU's token", k,
            test->n_tokens);
     test->ids[test->n_ids + test->n_tokens++] = id;
-    if (is_end(id) || test->n_tokens >= test->most) {
+    if (is_end(test, id, test->n_tokens) || test->n_tokens >= test->most) {
         end_row(test);
     }
     start_waiting();
