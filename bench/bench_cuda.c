@@ -166,9 +166,8 @@ static void run_times(void)
     t.layer.wq_b = second(K_FP8, 32768, 1024);
     t.layer.wkv = second(K_FP8, 512, 4096);
     t.layer.wo_b = second(K_FP8, 4096, 8192);
-    groups[0] = second(K_BF16, 1024, 4096);
-    for (int g = 1; g < 8; g++) {
-        groups[g] = groups[0];
+    for (int g = 0; g < 8; g++) {
+        groups[g] = second(K_FP8, 1024, 4096);
     }
     for (int e = 0; e < N_EXPERTS; e++) {
         experts[e] = (struct ops_expert){second(K_MXFP4, 2048, 4096), second(K_MXFP4, 2048, 4096),
@@ -213,7 +212,7 @@ static void run_times(void)
         time_one("mhc_pre", n, 24 * 16384 * 4, t_pre, &t);
         time_one("mhc_post", n, 0, t_post, &t);
         time_one("project", n, 1024 * 4096 + 32768 * 1024 + 512 * 4096, t_project, &t);
-        time_one("oproj", n, 4096.0 * 8192 + 8 * 1024.0 * 4096 * 2, t_oproj, &t);
+        time_one("oproj", n, 4096.0 * 8192 + 8 * 1024.0 * 4096, t_oproj, &t);
         time_one("route", n, N_EXPERTS * 4096 * 2, t_route, &t);
         time_one("experts", n, used * 3 * 2048 * 4096 * 0.53125 + 3 * 2048 * 4096.0, t_experts, &t);
         time_one("head", n, (double)TIMED_VOCAB * 4096 * 2, t_head, &t);

@@ -101,6 +101,13 @@ FORMATS_FN uint32_t cuda_fp4_from_halves(uint32_t w)
     return ((low | low >> 8) & 0xffffu) | (high | high >> 8) << 16;
 }
 
+/* Of dense_stream.cu: of oproj and of project what each block knows, and the counters. */
+struct cuda_dense {
+    uint32_t blocks_a_sm; /* 0: it serves nothing here */
+    float *raw;           /* the low-rank q before its norm */
+    uint32_t *launches[2], *counters[2];
+};
+
 struct cuda_memory;
 struct cuda_staging;
 struct cuda_beside;
@@ -168,6 +175,7 @@ struct ops_device {
     struct cuda_tile *tiles;      /* as many as tile_count says */
     uint32_t *tile_count;         /* of the tiles, and of the lanes in them */
     struct cuda_stream stream_room;
+    struct cuda_dense dense;
 };
 
 /* Rows that a product takes at once: of one expert's lanes. */
@@ -403,6 +411,15 @@ void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
+
+/* --- dense_stream.cu: project and oproj in one launch each, up to 16 rows; what it doesn't serve
+ * goes to cuda_project_tensor and cuda_oproj_tensor, whose bits it gives. */
+bool cuda_dense_room(struct ops_device *dev);
+void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                         float *ret_kv);
+void cuda_oproj_stream(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *o, float *ret_y);
 
 /* --- attend_tensor.cu, see there for its bound */
 bool cuda_attend_tensor_serves(const struct ops_dims *d, struct error *why);

@@ -629,6 +629,13 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *ret, const void *)
     return cudaSuccess;
 }
 
+/* A host thread runs one block at a time. */
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *ret_n, const void *, int, size_t)
+{
+    *ret_n = 1;
+    return cudaSuccess;
+}
+
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value)
 {
     guard hold(rt().lock);

@@ -235,6 +235,13 @@ static inline cudaError_t cudaFuncSetAttribute(F *kernel, enum cudaFuncAttribute
 {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }
+template <typename F>
+static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *ret_n, F *kernel,
+                                                                        int n_threads, size_t bytes)
+{
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        ret_n, reinterpret_cast<const void *>(kernel), n_threads, bytes);
+}
 
 #endif
 

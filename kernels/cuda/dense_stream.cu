@@ -1,0 +1,766 @@
+/* The dense products of a layer for few rows, one launch an operation: project, and oproj.
+ *
+ * Such a call reads its weights once and does little else, and of its few microseconds each launch
+ * takes three. So products that need each other's results are stages of one launch here: a block
+ * takes 32 outputs of one matrix after the other, and before it waits for what others make it has
+ * asked for the first weights of what it does with that. Each of its 8 warps has an eighth of the
+ * inputs, a row of chunks, and copies them (cp.async) into a ring of its own, over the ends of
+ * items. A block's sums meet in shared memory, so blocks
+ * tell each other only that a stage is over: one fence and one count an item.
+ *
+ * Inputs are taken as the floats that they are: a warp puts its eighth through the norm and the
+ * quantiser, as far as the matrix wants them, into bfloat16 in the order that an mma takes.
+ *
+ * Order of sums: that of tensor.cu, to the bit: a warp's eighth is a run of each group, or several,
+ * or whole groups, whose runs it adds up in turn ("pieces"); the pieces are added in turn, runs of
+ * a group first. It hangs on the matrix's shape alone, so a row's bits don't depend on its batch,
+ * and calls of more rows go to tensor.cu and give the same. Bound: as there.
+ *
+ * Blocks wait for each other, so all of a launch must run at once: there are as many as fit on the
+ * device, which has nothing else to do that could wait for this launch. Ranks that share a GPU are
+ * not served: there another rank's launch is such a thing.
+ *
+ * What is counted is never set back: each block knows how many launches it has been in, all the
+ * same number, and waits for that many times what a launch counts.
+ */
+#include "kernels/cuda/group.h"
+#include "kernels/cuda/tensor.cuh"
+
+namespace
+{
+
+enum {
+    WARPS = TENSOR_RUNS,
+    THREADS = WARPS * CUDA_WARP,
+    GROUP = FORMATS_INPUT_GROUP,
+    MOST_ROWS = 16,
+    MOST_MATRICES = CUDA_MOST_JOINED + 1,
+    MOST_BLOCKS = 2048,  /* of a launch */
+    MOST_HEAD_DIM = 512, /* floats that fit a warp's room */
+    MANY_INPUTS = 1024,  /* a group of 128 for each warp: all come in multiples of it */
+    ALONE = 0xffffffffu  /* no counter */
+};
+
+struct slot {
+    uint4 units[TENSOR_CHUNK_BYTES / sizeof(uint4)]; /* as they are packed */
+    uint32_t scales[CUDA_BLOCK / 4];
+};
+
+/* NT: rows by the eight. A warp's room holds the rows' inputs of one group of 128 or more, then its
+ * pieces, two at most. */
+template <int NT> struct shared_block {
+    enum { ROWS = 8 * NT, DEPTH = NT == 1 ? 5 : 4 };
+    slot rings[WARPS][DEPTH];
+    uint4 room[WARPS][ROWS * GROUP / 8];
+    float roots[MOST_ROWS];
+};
+static_assert(sizeof(shared_block<1>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
+static_assert(sizeof(shared_block<2>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
+static_assert(sizeof(shared_block<1>::room[0]) >= MOST_HEAD_DIM * sizeof(float), "a head fits");
+
+struct matrix {
+    const uint8_t *data;
+    size_t scales_at;
+    uint32_t form, n_chunks, scale_rows;
+    uint32_t n_groups, n_pieces; /* of the order of sums; pieces of a warp */
+    const float *x;
+    size_t x_stride;
+    const float *norm; /* weights of the norm that x goes through; NULL: none */
+    bool quant, round;
+    float *y;
+    size_t y_stride;
+    uint32_t waits, wanted; /* counter, and how much a launch counts there before x is whole */
+    uint32_t counts, shift; /* counter of its first outputs, and of how many blocks: 1 << shift */
+};
+
+/* Heads that are finished once their columns are whole, in place. */
+struct heads {
+    float *x;
+    uint32_t n; /* of a row */
+    const float *norm;
+    bool quant;
+    uint32_t counts; /* of the first head */
+};
+
+/* Matrices, the second stage from `n_first_items` on, and who does its items. */
+struct dense {
+    matrix of[MOST_MATRICES];
+    uint32_t end[MOST_MATRICES]; /* items up to here */
+    uint32_t n_first_items, n_items;
+    uint32_t second_block, n_second_blocks; /* the first of those with items of stage 1; how many */
+    uint32_t n_rows;
+    heads finished[2];
+    uint32_t n_finished, head_dim, rope_dim, head_blocks;
+    const float *rope;
+    float eps;
+    float *normed;                    /* what x is behind its norm, for others, ... */
+    uint32_t norm_dim, n_norm_blocks; /* ... and how many blocks write it */
+    uint32_t *counters, *launches;    /* [block] */
+};
+
+/* --- items: a block's, in their order */
+
+__device__ __forceinline__ uint32_t first_of_second(const dense &d)
+{
+    const uint32_t i = (blockIdx.x + gridDim.x - d.second_block) % gridDim.x;
+    return i < d.n_second_blocks ? d.n_first_items + i : d.n_items;
+}
+
+__device__ __forceinline__ uint32_t first_item(const dense &d)
+{
+    return blockIdx.x < d.n_first_items ? blockIdx.x : first_of_second(d);
+}
+
+__device__ __forceinline__ uint32_t next_item(const dense &d, uint32_t i)
+{
+    if (i >= d.n_first_items) {
+        return i + d.n_second_blocks;
+    }
+    return i + gridDim.x < d.n_first_items ? i + gridDim.x : first_of_second(d);
+}
+
+__device__ __forceinline__ uint32_t matrix_of(const dense &d, uint32_t item, uint32_t *ret_block)
+{
+    uint32_t i = 0, first = 0;
+    for (; item >= d.end[i]; i++) {
+        first = d.end[i];
+    }
+    *ret_block = item - first;
+    return i;
+}
+
+/* --- weights on their way */
+
+/* Of a warp: chunk after chunk of its eighth of each item. */
+struct reader {
+    slot *ring;
+    const uint8_t *units, *scales; /* of the next chunk: this lane's */
+    uint32_t item, chunk, end, form, to;
+};
+
+__device__ __forceinline__ void begin(const dense &d, reader *r)
+{
+    uint32_t block;
+    const matrix &m = d.of[matrix_of(d, r->item, &block)];
+    const uint32_t lane = cuda_lane(), each = m.n_chunks / WARPS;
+    r->form = m.form;
+    r->chunk = threadIdx.x / CUDA_WARP * each;
+    r->end = r->chunk + each;
+    r->units = m.data + ((size_t)block * m.n_chunks + r->chunk) * TENSOR_CHUNK_BYTES +
+               lane * CUDA_UNIT_BYTES;
+    r->scales = m.data + m.scales_at + (size_t)block * m.scale_rows * CUDA_BLOCK + 4 * lane;
+    r->item = next_item(d, r->item);
+}
+
+/* Asks for one chunk more, if there is one, and closes a group in any case. */
+template <int DEPTH> __device__ __forceinline__ void read_on(const dense &d, reader *r)
+{
+    if (r->chunk == r->end && r->item < d.n_items) {
+        begin(d, r);
+    }
+    if (r->chunk < r->end) {
+        slot *to = r->ring + r->to;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            arch_copy_16(to->units + i * CUDA_WARP + cuda_lane(),
+                         r->units + i * CUDA_WARP * CUDA_UNIT_BYTES);
+        }
+        if (r->form == CUDA_FP8 && cuda_lane() < CUDA_BLOCK / 4) { /* for two chunks */
+            arch_copy_4(to->scales + cuda_lane(), r->scales + (size_t)(r->chunk / 2) * CUDA_BLOCK);
+        }
+        r->units += TENSOR_CHUNK_BYTES;
+        r->chunk++;
+        r->to = r->to + 1 == DEPTH ? 0 : r->to + 1;
+    }
+    arch_copy_close();
+}
+
+/* --- inputs */
+
+/* Of a warp's group of 128 of a row this lane's four, at 4 lane: through the norm and the quantiser
+ * (as warp_rms_norm and warp_quant8) and into the row's image. Rows with odd numbers have the
+ * halves of 128 bytes exchanged, so that eight rows are read without waiting for each other. */
+__device__ __forceinline__ void put(const matrix &m, float4 x, uint32_t row, float root, uint32_t k,
+                                    uint32_t k_image, uint4 *image)
+{
+    float v[4] = {x.x, x.y, x.z, x.w};
+    if (m.norm) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = bf16_round(v[i] / root * m.norm[k + i]);
+        }
+    }
+    if (m.quant) {
+        const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
+        const uint8_t code = e8m0_scale_for(warp_max(fmaxf(most, 1e-4f)), 1.0f / 448.0f);
+        const float scale = e8m0_decode(code), inverse = 1.0f / scale;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = e4m3_round(v[i] * inverse) * scale;
+        }
+    }
+    /* Four halves side by side in both forms, see tensor_half_of. */
+    uint32_t at;
+    uint2 words;
+    if (m.form == CUDA_FP8) {
+        const uint32_t unit = k_image / 16, step = k_image / 8 % 2;
+        at = ((unit / TENSOR_UNITS * 2 + step) * TENSOR_UNITS + unit % TENSOR_UNITS) * 2 +
+             k_image / 4 % 2;
+        words = make_uint2(arch_pair_bf16(v[0], v[2]), arch_pair_bf16(v[1], v[3]));
+    } else {
+        at = k_image / 4;
+        words = make_uint2(arch_pair_bf16(v[0], v[1]), arch_pair_bf16(v[2], v[3]));
+    }
+    reinterpret_cast<uint2 *>(image)[at ^ row % 2 * 8] = words;
+}
+
+/* All rows' inputs of n groups of 128 from `first` on. */
+__device__ __forceinline__ void convert(const matrix &m, uint32_t n_rows, uint32_t first,
+                                        uint32_t n, const float *roots, uint4 *image)
+{
+    enum { AT_ONCE = 4 };
+    __syncwarp(); /* what was there is used */
+    uint32_t row = 0, group = 0;
+    for (uint32_t left = n_rows * n; left > 0;) {
+        const uint32_t now = left < AT_ONCE ? left : AT_ONCE;
+        float4 x[AT_ONCE];
+        uint32_t r = row, g = group;
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            if (i < now) {
+                const uint32_t k = (first + g) * GROUP + 4 * cuda_lane();
+                x[i] = __ldcg(reinterpret_cast<const float4 *>(m.x + r * m.x_stride + k));
+                g++;
+                r += g == n;
+                g = g == n ? 0 : g;
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; i++) {
+            if (i < now) {
+                put(m, x[i], row, m.norm ? roots[row] : 1.0f,
+                    (first + group) * GROUP + 4 * cuda_lane(), group * GROUP + 4 * cuda_lane(),
+                    image + (size_t)row * n * (GROUP / 8));
+                group++;
+                row += group == n;
+                group = group == n ? 0 : group;
+            }
+        }
+        left -= now;
+    }
+    __syncwarp();
+}
+
+/* --- sums of a chunk */
+
+/* sums[mt][nt] += the chunk's weights times the rows' inputs: x is row g's, `second` further on row
+ * g + 8's; of a second step they lie at x ^ 4 words of 16 bytes. */
+template <int FORM, bool ONCE, int NT>
+__device__ __forceinline__ void add_chunk(const slot &at, const uint32_t *code, const uint4 *image,
+                                          uint32_t x, uint32_t second, float (*sums)[NT][4])
+{
+    enum {
+        STEPS = tensor_unit<FORM>::INPUTS / 8,
+        BACK = tensor_unit<FORM>::BACK,
+        ONE = 0x3f803f80
+    };
+    uint4 unit[4], b[STEPS][NT];
+    uint32_t by[4], scale[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unit[i] = at.units[cuda_lane() % 4 * CUDA_BLOCK + cuda_lane() / 4 + 8 * i];
+        by[i] = ONCE ? (uint32_t)BACK - (uint32_t)ONE + code[i] * 0x800080u : BACK;
+        scale[i] = tensor_scale_pair(code[i]);
+    }
+#pragma unroll
+    for (uint32_t step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (uint32_t nt = 0; nt < NT; nt++) {
+            b[step][nt] = image[(x ^ step * TENSOR_UNITS) + nt * second];
+        }
+    }
+#pragma unroll
+    for (uint32_t step = 0; step < STEPS; step++) {
+        uint32_t v[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            tensor_weights<FORM, ONCE>(unit[i], step, by[i], scale[i], v[i]);
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const uint4 &x_words = b[step][nt];
+#pragma unroll
+            for (int mt = 0; mt < 2; mt++) {
+                const uint32_t *low = v[2 * mt], *high = v[2 * mt + 1];
+                arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], x_words.x, x_words.y);
+                arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], x_words.z, x_words.w);
+            }
+        }
+    }
+}
+
+template <int FORM, int NT>
+__device__ __forceinline__ void add_any(const slot &at, const uint4 *image, uint32_t x,
+                                        uint32_t second, float (*sums)[NT][4])
+{
+    uint32_t code[4] = {0, 0, 0, 0};
+    if constexpr (FORM != CUDA_BF16) {
+        const uint8_t *codes = reinterpret_cast<const uint8_t *>(at.scales);
+        bool is_large = false;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            code[i] = codes[cuda_lane() / 4 + 8 * i];
+            is_large = is_large || code[i] > tensor_unit<FORM>::MOST;
+        }
+        if (__any_sync(0xffffffffu, is_large)) {
+            add_chunk<FORM, false, NT>(at, code, image, x, second, sums);
+            return;
+        }
+    }
+    add_chunk<FORM, true, NT>(at, code, image, x, second, sums);
+}
+
+/* --- an item */
+
+/* Pieces of a warp as mma leaves them: the first of two, and the one that is being summed. */
+template <int NT> struct pieces {
+    float first[2][NT][4], last[2][NT][4];
+};
+
+/* This warp's eighth: its pieces. */
+template <int NT>
+__device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shared_block<NT> *s,
+                                           reader *r, uint32_t *used, pieces<NT> *p)
+{
+    enum { DEPTH = shared_block<NT>::DEPTH, ROWS = shared_block<NT>::ROWS };
+    const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
+    const uint32_t chunks_a_set = m.form == CUDA_FP8 ? 2 : 4; /* of 128 inputs */
+    const uint32_t words_a_chunk = m.form == CUDA_FP8 ? 8 : 4;
+    const uint32_t n_sets = m.n_chunks / WARPS / chunks_a_set, fit = ROWS / d.n_rows;
+    const uint32_t at_once = fit < n_sets ? fit : n_sets, n_runs = m.n_groups * TENSOR_RUNS;
+    const bool folds = m.n_groups % TENSOR_RUNS == 0;
+    uint4 *image = s->room[warp];
+    uint32_t run = warp * m.n_groups, run_end = (run + 1) * m.n_chunks / n_runs;
+    uint32_t chunk = warp * (m.n_chunks / WARPS);
+    float sums[2][NT][4];
+#pragma unroll
+    for (int k = 0; k < 8 * NT; k++) {
+        sums[k / (4 * NT)][k / 4 % NT][k % 4] = 0.0f;
+    }
+    for (uint32_t set = 0; set < n_sets; set += at_once) {
+        const uint32_t n = n_sets - set < at_once ? n_sets - set : at_once;
+        convert(m, d.n_rows, warp * n_sets + set, n, s->roots, image);
+        /* Where there are fewer rows, any row's: nobody stores their sums. */
+        const uint32_t row = g < d.n_rows ? g : 0, row_words = n * (GROUP / 8);
+        const uint32_t second = NT > 1 && g + 8 < d.n_rows ? 8 * row_words : 0;
+        uint32_t x = row * row_words + cuda_lane() % 4;
+        for (uint32_t k = 0; k < n * chunks_a_set; k++) {
+            arch_copy_wait<DEPTH - 2>();
+            __syncwarp(); /* scales are there, and the slot before this one is free */
+            read_on<DEPTH>(d, r);
+            const slot &at = r->ring[*used];
+            *used = *used + 1 == DEPTH ? 0 : *used + 1;
+            if (m.form == CUDA_FP8) {
+                add_any<CUDA_FP8, NT>(at, image, x ^ row % 2 * 4, second, sums);
+            } else {
+                add_any<CUDA_BF16, NT>(at, image, x ^ row % 2 * 4, second, sums);
+            }
+            x += words_a_chunk;
+            if (++chunk == run_end) {
+                const bool fresh = !folds || run % TENSOR_RUNS == 0;
+                const bool second_begins = fresh && run != warp * m.n_groups;
+#pragma unroll
+                for (int i = 0; i < 8 * NT; i++) {
+                    float &last = p->last[i / (4 * NT)][i / 4 % NT][i % 4];
+                    float &sum = sums[i / (4 * NT)][i / 4 % NT][i % 4];
+                    float &first = p->first[i / (4 * NT)][i / 4 % NT][i % 4];
+                    first = second_begins ? last : first;
+                    last = fresh ? sum : last + sum;
+                    sum = 0.0f;
+                }
+                run++;
+                run_end = (run + 1) * m.n_chunks / n_runs;
+            }
+        }
+    }
+}
+
+template <int NT>
+__device__ __forceinline__ void store_piece(const float (*sums)[NT][4], uint32_t n_rows, float *to)
+{
+    const uint32_t g = cuda_lane() / 4, t = cuda_lane() % 4;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t row = 8 * nt + 2 * t + i;
+            if (row < n_rows) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    to[row * CUDA_BLOCK + g + 8 * k] = sums[k / 2][nt][k % 2 * 2 + i];
+                }
+            }
+        }
+    }
+}
+
+/* One output of a row: all warps' pieces, in turn. */
+template <int NT>
+__device__ __forceinline__ float sum_of_pieces(const matrix &m, const shared_block<NT> &s,
+                                               uint32_t n_rows, uint32_t row)
+{
+    const bool folds = m.n_groups % TENSOR_RUNS == 0;
+    const uint32_t each = m.n_pieces, n = WARPS * each, inner = folds ? n : (uint32_t)WARPS;
+    float total = 0.0f, sum = 0.0f;
+#pragma unroll 8
+    for (uint32_t q = 0; q < n; q++) {
+        const uint32_t warp = each == 2 ? q / 2 : q, piece = each == 2 ? q % 2 : 0;
+        const float value = reinterpret_cast<const float *>(
+            s.room[warp])[(piece * n_rows + row) * CUDA_BLOCK + cuda_lane()];
+        sum = q % inner == 0 ? value : sum + value;
+        if (q % inner == inner - 1) {
+            total = q < inner ? sum : total + sum;
+        }
+    }
+    return total;
+}
+
+template <int NT>
+__device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint32_t block,
+                                          shared_block<NT> *s, reader *r, uint32_t *used)
+{
+    const uint32_t warp = threadIdx.x / CUDA_WARP;
+    pieces<NT> p;
+    sum_pieces<NT>(d, m, s, r, used, &p);
+    __syncwarp(); /* the image is used, and pieces take its place */
+    float *room = reinterpret_cast<float *>(s->room[warp]);
+    if (m.n_pieces == 2) {
+        store_piece<NT>(p.first, d.n_rows, room);
+        room += d.n_rows * CUDA_BLOCK;
+    }
+    store_piece<NT>(p.last, d.n_rows, room);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        const uint32_t row = i * WARPS + warp;
+        if (row < d.n_rows) {
+            const float total = sum_of_pieces<NT>(m, *s, d.n_rows, row);
+            m.y[row * m.y_stride + block * CUDA_BLOCK + cuda_lane()] = cuda_rounded(total, m.round);
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && m.counts != ALONE) {
+        __threadfence();
+        atomicAdd(d.counters + m.counts + (block >> m.shift), 1u);
+    }
+}
+
+/* --- what waits for others */
+
+/* Until a counter has had `wanted` in each of `launches` launches. One thread. */
+__device__ __forceinline__ void wait_for(const uint32_t *counter, uint32_t wanted,
+                                         uint32_t launches)
+{
+    while ((int32_t)(arch_load_acquire(counter) - wanted * launches) < 0) {
+    }
+}
+
+/* The rows' roots for the norm, in every block; and some blocks write a row of what comes out. */
+__device__ __forceinline__ void find_roots(const dense &d, const matrix &m, float *roots)
+{
+    const uint32_t n = d.norm_dim, i = first_of_second(d) - d.n_first_items;
+    for (uint32_t row = threadIdx.x / CUDA_WARP; row < d.n_rows; row += WARPS) {
+        const float *x = m.x + row * m.x_stride;
+        const float root = sqrtf(warp_dot(x, x, n) / (float)n + d.eps);
+        if (cuda_lane() == 0) {
+            roots[row] = root;
+        }
+        if (row % d.n_norm_blocks == i) {
+            for (uint32_t k = cuda_lane(); k < n; k += CUDA_WARP) {
+                d.normed[(size_t)row * n + k] = bf16_round(x[k] / root * m.norm[k]);
+            }
+        }
+    }
+    __syncthreads();
+}
+
+/* A head of a row: norm, rotation, and for a key-value row the quantiser. A warp's. */
+__device__ __forceinline__ void finish_head(const dense &d, const heads &h, uint32_t row,
+                                            uint32_t head, float *room)
+{
+    float *x = h.x + ((size_t)row * h.n + head) * d.head_dim;
+    for (uint32_t i = cuda_lane(); i < d.head_dim; i += CUDA_WARP) {
+        room[i] = __ldcg(x + i);
+    }
+    warp_rms_norm(room, h.norm, d.head_dim, d.eps, true, room);
+    warp_rope(room, d.head_dim, d.rope_dim, d.rope + (size_t)row * d.rope_dim, false, true);
+    if (h.quant) {
+        warp_quant8(room, d.head_dim - d.rope_dim, FORMATS_KV_GROUP, room);
+    }
+    for (uint32_t i = cuda_lane(); i < d.head_dim; i += CUDA_WARP) {
+        x[i] = room[i];
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ void finish_heads(const dense &d, uint32_t launches, float *room)
+{
+    uint32_t first = 0;
+    for (uint32_t k = 0; k < d.n_finished; k++) {
+        const heads &h = d.finished[k];
+        const uint32_t end = first + d.n_rows * h.n;
+        for (uint32_t i = blockIdx.x + gridDim.x * (threadIdx.x / CUDA_WARP); i < end;
+             i += gridDim.x * WARPS) {
+            if (i < first) {
+                continue;
+            }
+            const uint32_t row = (i - first) / h.n, head = (i - first) % h.n;
+            if (cuda_lane() == 0) {
+                wait_for(d.counters + h.counts + head, d.head_blocks, launches);
+            }
+            __syncwarp();
+            finish_head(d, h, row, head, room);
+        }
+        first = end;
+    }
+}
+
+/* --- the launch */
+
+template <int NT>
+__global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
+    dense_stream_kernel(const __grid_constant__ dense d)
+{
+    arch_grid_go();
+    enum { DEPTH = shared_block<NT>::DEPTH };
+    extern __shared__ uint4 dense_shared[];
+    shared_block<NT> *s = reinterpret_cast<shared_block<NT> *>(dense_shared);
+    const uint32_t warp = threadIdx.x / CUDA_WARP;
+    uint32_t used = 0;
+    reader r = {};
+    r.ring = s->rings[warp];
+    r.item = first_item(d);
+    for (int i = 0; i < DEPTH - 1; i++) {
+        read_on<DEPTH>(d, &r);
+    }
+    arch_grid_wait(); /* weights alone are older than this step */
+    const uint32_t launches = d.launches[blockIdx.x] + 1;
+    bool has_waited = false;
+    for (uint32_t item = first_item(d); item < d.n_items; item = next_item(d, item)) {
+        uint32_t block;
+        const matrix &m = d.of[matrix_of(d, item, &block)];
+        if (m.waits != ALONE && !has_waited) {
+            if (threadIdx.x == 0) {
+                wait_for(d.counters + m.waits, m.wanted, launches);
+            }
+            __syncthreads();
+            if (m.norm) {
+                find_roots(d, m, s->roots);
+            }
+            has_waited = true;
+        }
+        make_item<NT>(d, m, block, s, &r, &used);
+    }
+    finish_heads(d, launches, reinterpret_cast<float *>(s->room[warp]));
+    __syncthreads(); /* all have read how many launches there were */
+    if (threadIdx.x == 0) {
+        d.launches[blockIdx.x] = launches;
+    }
+}
+
+/* --- which matrices */
+
+bool is_served(const struct ops_device *dev, const struct ops_matrix *m)
+{
+    const uint32_t n_groups = tensor_groups_of(m->rows, m->cols, m->form);
+    return (m->form == CUDA_FP8 || (m->form == CUDA_BF16 && !cuda_wants_quant(dev, m))) &&
+           m->rows % CUDA_BLOCK == 0 && m->cols % MANY_INPUTS == 0 &&
+           (n_groups <= 2 || n_groups % TENSOR_RUNS == 0);
+}
+
+/* The next matrix of `d`; of the second stage if it waits. */
+matrix *add(const struct ops_device *dev, dense *d, uint32_t *n, const struct ops_matrix *m,
+            const float *x, size_t x_stride, float *y, size_t y_stride)
+{
+    const uint32_t inputs = tensor_inputs_of(m->form);
+    matrix *to = &d->of[*n];
+    to->data = static_cast<const uint8_t *>(m->data);
+    to->form = m->form;
+    to->n_chunks = m->cols / inputs / TENSOR_UNITS;
+    if (m->form == CUDA_FP8) {
+        to->scale_rows = cuda_groups(m->cols, inputs, GROUP);
+        to->scales_at = cuda_scales_offset(m->rows, m->cols, inputs);
+    }
+    to->n_groups = tensor_groups_of(m->rows, m->cols, m->form);
+    to->n_pieces = to->n_groups % TENSOR_RUNS ? to->n_groups : to->n_groups / (uint32_t)TENSOR_RUNS;
+    to->x = x;
+    to->x_stride = x_stride;
+    to->quant = cuda_wants_quant(dev, m);
+    to->round = true;
+    to->y = y;
+    to->y_stride = y_stride;
+    to->waits = to->counts = ALONE;
+    d->n_items += m->rows / CUDA_BLOCK;
+    d->end[(*n)++] = d->n_items;
+    return to;
+}
+
+/* Who does the second stage: where the first leaves half of the blocks alone, these; else all, from
+ * the first on that has one item less. */
+void deal(dense *d, uint32_t n_blocks)
+{
+    const bool few = d->n_first_items <= n_blocks / 2;
+    d->second_block = d->n_first_items % n_blocks;
+    d->n_second_blocks = few ? n_blocks - d->n_first_items : n_blocks;
+    const uint32_t n_second = d->n_items - d->n_first_items;
+    d->n_norm_blocks = n_second < d->n_second_blocks ? n_second : d->n_second_blocks;
+}
+
+template <int NT>
+void launch(struct ops_device *dev, const dense &d, uint32_t n_blocks, const char *what)
+{
+    cuda_run(dev, what, dense_stream_kernel<NT>, n_blocks, THREADS, sizeof(shared_block<NT>), d);
+}
+
+/* Whether calls of so many rows are for this file: not of ranks that share a GPU. */
+bool is_few(const struct ops_device *dev, uint32_t n_rows)
+{
+    return n_rows > 0 && n_rows <= MOST_ROWS && dev->dense.blocks_a_sm &&
+           (!dev->group || cuda_group_has_parts(dev->group));
+}
+
+void run(struct ops_device *dev, dense *d, uint32_t n_rows, const char *what)
+{
+    const uint32_t fit = dev->n_sms * dev->dense.blocks_a_sm;
+    const uint32_t n_blocks = fit < MOST_BLOCKS ? fit : (uint32_t)MOST_BLOCKS;
+    d->n_rows = n_rows;
+    deal(d, n_blocks);
+    if (n_rows > 8) {
+        launch<2>(dev, *d, n_blocks, what);
+    } else {
+        launch<1>(dev, *d, n_blocks, what);
+    }
+}
+
+/* Blocks of it that a multiprocessor has room for. */
+template <int NT> bool count_blocks(struct ops_device *dev, int *least)
+{
+    int n = 0;
+    const size_t bytes = sizeof(shared_block<NT>);
+    if (!cuda_kept(dev,
+                   cudaFuncSetAttribute(dense_stream_kernel<NT>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                   "shared memory for dense products") ||
+        !cuda_kept(dev,
+                   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, dense_stream_kernel<NT>,
+                                                                 THREADS, bytes),
+                   "room for dense products")) {
+        return false;
+    }
+    *least = n < *least ? n : *least;
+    return true;
+}
+
+enum { Q_LORA, KEY_VALUE, HEADS }; /* counters of project; oproj has one */
+
+} /* namespace */
+
+bool cuda_dense_room(struct ops_device *dev)
+{
+    const struct ops_dims *d = &dev->d;
+    struct cuda_dense *room = &dev->dense;
+    bool ok = true;
+    int n = 2;
+    if (d->exact) {
+        return true;
+    }
+    for (int i = 0; i < 2; i++) {
+        room->launches[i] = static_cast<uint32_t *>(cuda_room(dev, MOST_BLOCKS, 1, &ok));
+        room->counters[i] = static_cast<uint32_t *>(cuda_room(dev, HEADS + d->n_heads, 1, &ok));
+    }
+    room->raw = static_cast<float *>(cuda_room(dev, MOST_ROWS, d->q_lora, &ok));
+    if (ok && !dev->limits.only_plan && count_blocks<1>(dev, &n) && count_blocks<2>(dev, &n)) {
+        room->blocks_a_sm = (uint32_t)n;
+    }
+    return ok && !dev->failed;
+}
+
+void cuda_oproj_stream(struct ops_device *dev, const struct ops_rows *rows,
+                       const struct ops_layer *layer, const float *o, float *ret_y)
+{
+    const struct ops_dims *dims = &dev->d;
+    const size_t wide = (size_t)dims->n_heads * dims->head_dim;
+    const size_t narrow = (size_t)dims->o_groups * dims->o_lora;
+    bool ok =
+        is_few(dev, rows->n_rows) && dims->o_groups < MOST_MATRICES && is_served(dev, &layer->wo_b);
+    for (uint32_t g = 0; g < dims->o_groups && ok; g++) {
+        ok = is_served(dev, &layer->wo_a[g]);
+    }
+    if (!ok) {
+        cuda_oproj_tensor(dev, rows, layer, o, ret_y);
+        return;
+    }
+    dense d = {};
+    uint32_t n = 0;
+    for (uint32_t g = 0; g < dims->o_groups; g++) {
+        matrix *m = add(dev, &d, &n, &layer->wo_a[g], o + g * (wide / dims->o_groups), wide,
+                        dev->wide + (size_t)g * dims->o_lora, narrow);
+        m->quant = false;
+        m->counts = 0;
+        m->shift = 31; /* all of it one counter's */
+    }
+    d.n_first_items = d.n_items;
+    matrix *m = add(dev, &d, &n, &layer->wo_b, dev->wide, narrow, ret_y, dims->hidden);
+    m->round = !dims->is_partial;
+    m->waits = 0;
+    m->wanted = d.n_first_items;
+    d.counters = dev->dense.counters[0];
+    d.launches = dev->dense.launches[0];
+    run(dev, &d, rows->n_rows, "the output projection");
+}
+
+void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
+                         float *ret_kv)
+{
+    const struct ops_dims *dims = &dev->d;
+    uint32_t n = 0, head_shift = 0;
+    while (((uint32_t)CUDA_BLOCK << head_shift) < dims->head_dim) {
+        head_shift++;
+    }
+    if (!is_few(dev, rows->n_rows) || !is_served(dev, &layer->wq_a) ||
+        !is_served(dev, &layer->wkv) || !is_served(dev, &layer->wq_b) ||
+        ((uint32_t)CUDA_BLOCK << head_shift) != dims->head_dim || dims->head_dim > MOST_HEAD_DIM) {
+        cuda_project_tensor(dev, rows, layer, x, ret_qr, ret_q, ret_kv);
+        return;
+    }
+    dense d = {};
+    matrix *m = add(dev, &d, &n, &layer->wq_a, x, dims->hidden, dev->dense.raw, dims->q_lora);
+    m->counts = Q_LORA;
+    m->shift = 31;
+    const uint32_t q_blocks = d.n_items;
+    m = add(dev, &d, &n, &layer->wkv, x, dims->hidden, ret_kv, dims->head_dim);
+    m->counts = KEY_VALUE;
+    m->shift = 31;
+    d.n_first_items = d.n_items;
+    m = add(dev, &d, &n, &layer->wq_b, dev->dense.raw, dims->q_lora, ret_q,
+            (size_t)dims->n_heads * dims->head_dim);
+    m->norm = layer->q_norm;
+    m->waits = Q_LORA;
+    m->wanted = q_blocks;
+    m->counts = HEADS;
+    m->shift = head_shift;
+    d.finished[0] = {ret_kv, 1, layer->kv_norm, true, KEY_VALUE};
+    d.finished[1] = {ret_q, dims->n_heads, NULL, false, HEADS};
+    d.n_finished = 2;
+    d.head_dim = dims->head_dim;
+    d.rope_dim = dims->rope_dim;
+    d.head_blocks = 1u << head_shift;
+    d.rope = dev->rope[layer->place.ratio != 0];
+    d.eps = dims->rms_eps;
+    d.normed = ret_qr;
+    d.norm_dim = dims->q_lora;
+    d.counters = dev->dense.counters[1];
+    d.launches = dev->dense.launches[1];
+    run(dev, &d, rows->n_rows, "project");
+}
