@@ -445,6 +445,11 @@ static enum status fits(const struct ops_dims *d, struct error *err)
                          "devices",
                          CUDA_MAX_EXPERTS, d->expert_end - d->expert_first);
     }
+    if (d->n_experts > CUDA_MAX_ROUTED) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "the CUDA backend routes among %d experts at most, not %u",
+                         CUDA_MAX_ROUTED, d->n_experts);
+    }
     if (d->rope_dim > CUDA_MAX_ROPE) {
         return error_set(err, STATUS_UNSUPPORTED,
                          "the CUDA backend rotates %d channels at most, not %u", CUDA_MAX_ROPE,

@@ -130,6 +130,23 @@ __device__ __forceinline__ void warp_quant8(const float *x, size_t n, uint32_t g
     __syncwarp();
 }
 
+/* The same of one group that the warp has in its registers, in any order; zeros are nothing. */
+__device__ __forceinline__ void warp_quant8_group(float (&x)[FORMATS_INPUT_GROUP / CUDA_WARP])
+{
+    float most = 1e-4f;
+#pragma unroll
+    for (int i = 0; i < FORMATS_INPUT_GROUP / CUDA_WARP; i++) {
+        const float size = fabsf(x[i]);
+        most = size > most ? size : most;
+    }
+    const float scale = e8m0_decode(e8m0_scale_for(warp_max(most), 1.0f / 448.0f));
+    const float inverse = 1.0f / scale;
+#pragma unroll
+    for (int i = 0; i < FORMATS_INPUT_GROUP / CUDA_WARP; i++) {
+        x[i] = e4m3_round(x[i] * inverse) * scale;
+    }
+}
+
 /* As warp_quant8, for index keys: groups of 32 to e2m1. */
 __device__ __forceinline__ void warp_quant4(float *x, size_t n)
 {

@@ -28,6 +28,7 @@ extern "C" {
 
 enum {
     CUDA_MAX_EXPERTS = 512,   /* of one device */
+    CUDA_MAX_ROUTED = 1024,   /* of all devices */
     CUDA_MAX_CHOICES = 32,    /* experts of one row */
     CUDA_MAX_ROPE = 1024,     /* rotated channels */
     CUDA_TILE_ROWS = 8,       /* rows that a product takes at once, ... */

@@ -88,26 +88,39 @@ __global__ void __launch_bounds__(CUDA_WARP)
 }
 
 /* silu(a) b, clamped, times the routing weight: before w2, and so before its quantiser. A warp for
- * each lane; lane_weight NULL: 1. */
+ * each of the quantiser's groups of a lane; lane_weight NULL: 1. */
 __global__ void __launch_bounds__(THREADS)
     gate_kernel(uint32_t n_lanes, const uint32_t *tile_count, const float *lane_weight,
                 uint32_t width, float limit, bool round, bool quant, float *lane_a,
                 const float *lane_b)
 {
+    enum { EACH = FORMATS_INPUT_GROUP / CUDA_WARP };
     cuda_grid_begin();
-    uint32_t lane = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    const uint32_t n_groups = (width + FORMATS_INPUT_GROUP - 1) / FORMATS_INPUT_GROUP;
+    const size_t item = (size_t)blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
+    const size_t lane = item / n_groups;
     if (lane >= (tile_count ? tile_count[1] : n_lanes)) {
         return;
     }
-    float *a = lane_a + (size_t)lane * width;
-    const float *b = lane_b + (size_t)lane * width;
+    const uint32_t first = (uint32_t)(item % n_groups) * FORMATS_INPUT_GROUP + cuda_lane();
+    float *a = lane_a + lane * width;
+    const float *b = lane_b + lane * width;
     const float weight = lane_weight ? lane_weight[lane] : 1.0f;
-    for (uint32_t i = cuda_lane(); i < width; i += CUDA_WARP) {
-        a[i] = cuda_rounded(cuda_gated(a[i], b[i], limit, weight), round);
+    float h[EACH];
+#pragma unroll
+    for (uint32_t k = 0; k < EACH; k++) {
+        const uint32_t i = first + k * CUDA_WARP;
+        h[k] = i < width ? cuda_rounded(cuda_gated(a[i], b[i], limit, weight), round) : 0.0f;
     }
-    __syncwarp();
     if (quant) {
-        warp_quant8(a, width, FORMATS_INPUT_GROUP, a);
+        warp_quant8_group(h);
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < EACH; k++) {
+        const uint32_t i = first + k * CUDA_WARP;
+        if (i < width) {
+            a[i] = h[k];
+        }
     }
 }
 
@@ -160,7 +173,9 @@ bool same_shape(const struct ops_matrix *a, const struct ops_matrix *b)
 void gate(struct ops_device *dev, uint32_t n_lanes, bool routed, const struct ops_matrix *w2,
           float *a, const float *b)
 {
-    cuda_run(dev, "experts", gate_kernel, (n_lanes + WARPS - 1) / WARPS, THREADS, 0, n_lanes,
+    const size_t n_groups = (dev->d.expert_width + FORMATS_INPUT_GROUP - 1) / FORMATS_INPUT_GROUP;
+    const size_t n = n_lanes * n_groups;
+    cuda_run(dev, "experts", gate_kernel, (unsigned)((n + WARPS - 1) / WARPS), THREADS, 0, n_lanes,
              routed ? dev->tile_count : NULL, routed ? dev->lane_weight : NULL, dev->d.expert_width,
              dev->d.swiglu_limit, !dev->d.exact, cuda_wants_quant(dev, w2), a, b);
 }

@@ -4,7 +4,7 @@
 namespace
 {
 
-enum { THREADS = 128, WARPS = THREADS / CUDA_WARP };
+enum { THREADS = 256, EACH = CUDA_MAX_ROUTED / CUDA_WARP };
 
 struct routing {
     const float *bias;
@@ -13,69 +13,78 @@ struct routing {
     float scale;
 };
 
-/* The best expert that the row has not taken yet, ties to the lowest id: every lane looks at its
- * own, then the lanes agree. */
-__device__ __forceinline__ uint32_t best_of(const float *score, const routing &to,
-                                            const uint32_t *taken, uint32_t n_taken)
+/* The best of a warp's values, of which lane i has those of experts i, i + 32, ...; `taken`: this
+ * lane's that are not to be looked at. Ties to the lowest id. */
+__device__ __forceinline__ uint32_t best_of(const float *value, uint32_t n_experts, uint32_t taken)
 {
-    uint32_t best = to.n_experts;
+    uint32_t best = n_experts;
     float most = 0.0f;
-    for (uint32_t e = cuda_lane(); e < to.n_experts; e += CUDA_WARP) {
-        bool is_taken = false;
-        for (uint32_t i = 0; i < n_taken; i++) {
-            is_taken = is_taken || taken[i] == e;
-        }
-        float value = score[e] + to.bias[e];
-        if (!is_taken && (best == to.n_experts || value > most)) {
+#pragma unroll
+    for (uint32_t i = 0; i < EACH; i++) {
+        const uint32_t e = i * CUDA_WARP + cuda_lane();
+        if (e < n_experts && !(taken >> i & 1u) && (best == n_experts || value[i] > most)) {
             best = e;
-            most = value;
+            most = value[i];
         }
     }
 #pragma unroll
     for (int m = 16; m >= 1; m /= 2) {
         uint32_t other = __shfl_xor_sync(0xffffffffu, best, m);
-        float value = __shfl_xor_sync(0xffffffffu, most, m);
-        bool better = best == to.n_experts || value > most || (value == most && other < best);
-        if (other != to.n_experts && better) {
+        float theirs = __shfl_xor_sync(0xffffffffu, most, m);
+        bool better = best == n_experts || theirs > most || (theirs == most && other < best);
+        if (other != n_experts && better) {
             best = other;
-            most = value;
+            most = theirs;
         }
     }
     return __shfl_sync(0xffffffffu, best, 0);
 }
 
-/* A warp for each row; scores [T, n_experts] are the products with the gate. */
+/* A block for each row, all of whose threads make scores of their products with the gate, [row,
+ * expert]; one warp then chooses. */
 __global__ void __launch_bounds__(THREADS)
-    route_kernel(ops_rows rows, routing to, float *scores, uint32_t *experts, float *weights)
+    route_kernel(ops_rows rows, routing to, const float *products, uint32_t *experts,
+                 float *weights)
 {
+    __shared__ float score[CUDA_MAX_ROUTED];
+    __shared__ uint32_t ids[CUDA_MAX_CHOICES];
     cuda_grid_begin();
-    uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
-    if (r >= rows.n_rows) {
+    const uint32_t r = blockIdx.x;
+    for (uint32_t e = threadIdx.x; e < to.n_experts; e += THREADS) {
+        score[e] = sqrtf(cpu_softplus(products[(size_t)r * to.n_experts + e]));
+    }
+    if (threadIdx.x < to.n_used && to.tid2eid) {
+        ids[threadIdx.x] = to.tid2eid[(size_t)rows.tokens[r] * to.n_used + threadIdx.x];
+    }
+    __syncthreads();
+    if (threadIdx.x >= CUDA_WARP) {
         return;
     }
-    float *score = scores + (size_t)r * to.n_experts;
-    uint32_t *ids = experts + (size_t)r * to.n_used;
-    float *w = weights + (size_t)r * to.n_used;
-    for (uint32_t e = cuda_lane(); e < to.n_experts; e += CUDA_WARP) {
-        score[e] = sqrtf(cpu_softplus(score[e]));
+    if (!to.tid2eid) {
+        float value[EACH];
+        uint32_t taken = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            const uint32_t e = i * CUDA_WARP + cuda_lane();
+            value[i] = e < to.n_experts ? score[e] + to.bias[e] : 0.0f;
+        }
+        for (uint32_t k = 0; k < to.n_used; k++) {
+            const uint32_t id = best_of(value, to.n_experts, taken);
+            taken |= id % CUDA_WARP == cuda_lane() ? 1u << id / CUDA_WARP : 0;
+            if (cuda_lane() == 0) {
+                ids[k] = id;
+            }
+        }
     }
     __syncwarp();
+    float sum = 0.0f;
     for (uint32_t k = 0; k < to.n_used; k++) {
-        uint32_t id = to.tid2eid ? to.tid2eid[(size_t)rows.tokens[r] * to.n_used + k]
-                                 : best_of(score, to, ids, k);
-        if (cuda_lane() == 0) {
-            ids[k] = id;
-        }
-        __syncwarp();
+        sum += score[ids[k]];
     }
-    if (cuda_lane() == 0) {
-        float sum = 0.0f;
-        for (uint32_t k = 0; k < to.n_used; k++) {
-            sum += score[ids[k]];
-        }
-        for (uint32_t k = 0; k < to.n_used; k++) {
-            w[k] = score[ids[k]] / sum * to.scale;
-        }
+    if (cuda_lane() < to.n_used) {
+        const size_t at = (size_t)r * to.n_used + cuda_lane();
+        experts[at] = ids[cuda_lane()];
+        weights[at] = score[ids[cuda_lane()]] / sum * to.scale;
     }
 }
 
@@ -92,6 +101,6 @@ void cuda_route(struct ops_device *dev, const struct ops_rows *rows, const struc
     cuda_gemm(dev, &layer->gate, x, d->hidden, n, dev->wide, d->n_experts, false);
     const routing to = {layer->gate_bias, layer->tid2eid, d->n_experts, d->n_experts_used,
                         d->route_scale};
-    cuda_run(dev, "route", route_kernel, (n + WARPS - 1) / WARPS, THREADS, 0, dev->rows, to,
-             dev->wide, ret_experts, ret_weights);
+    cuda_run(dev, "route", route_kernel, n, THREADS, 0, dev->rows, to, dev->wide, ret_experts,
+             ret_weights);
 }
