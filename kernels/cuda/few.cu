@@ -25,6 +25,7 @@ namespace
 
 enum {
     WARPS = TENSOR_RUNS,
+    WARPS_LOG2 = 3,
     THREADS = WARPS * CUDA_WARP,
     DEPTH = 3, /* chunks of a ring: one is used, two are on their way */
     GROUP = FORMATS_INPUT_GROUP,
@@ -33,6 +34,8 @@ enum {
     STATIC_BYTES = 1024, /* of shared memory beside, the driver's too */
     MOST_BLOCKS_A_SM = 3
 };
+
+static_assert(WARPS == 1 << WARPS_LOG2, "its logarithm");
 
 struct slot {
     uint4 units[TENSOR_CHUNK_BYTES / sizeof(uint4)]; /* as they are packed */
@@ -45,15 +48,17 @@ struct few_product {
     float *y, *partial; /* [panel, group, row, 32] */
     uint32_t *arrived;  /* [panel]: groups; zeroes between launches */
     size_t x_stride, y_stride, scales_at;
-    uint32_t form, n_in, n_out, n_panels, n_groups, n_chunks, scale_rows;
+    uint32_t form, n_in, n_out, n_panels, n_chunks, scale_rows;
+    uint32_t n_groups, groups_log2;
     uint32_t image; /* products of the same inputs have the same number */
-    uint32_t cost;  /* of a panel's group: its chunks, and its end */
     bool quant, round;
 };
 
+/* What every block reads first comes first: arguments that nobody has read yet are slow. */
 struct few_list {
+    uint32_t n_rows, each, n;       /* each: places of a block */
+    uint32_t end[CUDA_MOST_JOINED]; /* of a product's places */
     few_product of[CUDA_MOST_JOINED];
-    uint32_t n, n_rows, total_cost;
     uint16_t *images; /* in memory: [image, row, image_stride]; else in shared memory, one */
     uint32_t image_stride;
 };
@@ -75,28 +80,24 @@ __device__ __forceinline__ void go_on(const few_list &list, place *at)
     }
 }
 
-/* The first place whose cost begins at `cost` or later, and how many come before it. */
-__device__ __forceinline__ uint32_t find(const few_list &list, uint32_t cost, place *ret_at)
+__device__ __forceinline__ place place_of(const few_list &list, uint32_t i)
 {
-    uint32_t before = 0, i = 0;
-    for (;; i++) {
-        const few_product &p = list.of[i];
-        const uint32_t n = p.n_panels * p.n_groups, all = n * p.cost;
-        if (i + 1 == list.n || cost < all) {
-            const uint32_t k = (cost + p.cost - 1) / p.cost;
-            *ret_at = {i + k / n, k % n / p.n_groups, k % p.n_groups};
-            return before + k;
-        }
-        before += n;
-        cost -= all;
+    place at = {0, 0, 0};
+    uint32_t before = 0;
+    for (; i >= list.end[at.product]; at.product++) {
+        before = list.end[at.product];
     }
+    const uint32_t log2 = list.of[at.product].groups_log2;
+    at.panel = (i - before) >> log2;
+    at.group = (i - before) & ((1u << log2) - 1);
+    return at;
 }
 
 /* --- weights */
 
 __device__ __forceinline__ uint32_t first_chunk(const few_product &p, uint32_t run)
 {
-    return run * p.n_chunks / (WARPS * p.n_groups);
+    return run * p.n_chunks >> (WARPS_LOG2 + p.groups_log2);
 }
 
 /* What a warp copies next. */
@@ -149,22 +150,36 @@ __device__ __forceinline__ void read_on(const few_list &list, uint32_t warp, slo
 
 /* --- inputs */
 
-/* A lane's four of a group of 128 of a row, from input k on, into the row's image. */
+/* A lane's four of a group of 128 of a row, from input k on, into the row's image. Through the
+ * quantiser they are e4m3 times a power of two, made of the bits as weights are. */
 __device__ __forceinline__ void put_four(uint32_t form, bool quant, uint32_t k, float4 x,
                                          bool is_in, uint16_t *row)
 {
-    if (quant) {
+    uint32_t words[2];
+    if (quant && form == CUDA_FP8) {
         float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
         most = warp_max(most > 1e-4f ? most : 1e-4f); /* as warp_quant8 */
-        const float scale = e8m0_decode(e8m0_scale_for(most, 1.0f / 448.0f));
-        const float inverse = 1.0f / scale;
-        x = make_float4(e4m3_round(x.x * inverse) * scale, e4m3_round(x.y * inverse) * scale,
-                        e4m3_round(x.z * inverse) * scale, e4m3_round(x.w * inverse) * scale);
+        const uint32_t code = e8m0_scale_for(most, 1.0f / 448.0f);
+        const float inverse = f32_from_bits((254 - code) << 23); /* 105 .. 246 */
+        const uint32_t w = arch_pair_e4m3(x.x * inverse, x.y * inverse) |
+                           arch_pair_e4m3(x.z * inverse, x.w * inverse) << 16;
+        uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
+        uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
+        even = arch_times_bf16(even, tensor_unit<CUDA_FP8>::BACK);
+        odd = arch_times_bf16(odd, tensor_unit<CUDA_FP8>::BACK);
+        words[0] = arch_times_bf16(even, tensor_scale_pair(code));
+        words[1] = arch_times_bf16(odd, tensor_scale_pair(code));
+        const float sum = x.x + x.y + x.z + x.w;
+        if (code == 255 || sum != sum) { /* what is no number stays none */
+            words[0] = words[1] = 0x7fc07fc0u;
+        }
+    } else {
+        const bool apart = form == CUDA_FP8; /* the second and third change places */
+        words[0] = arch_pair_bf16(x.x, apart ? x.z : x.y);
+        words[1] = arch_pair_bf16(apart ? x.y : x.z, x.w);
     }
     if (is_in) {
-        const bool apart = form == CUDA_FP8; /* the second and third change places */
-        *reinterpret_cast<uint2 *>(row + stream_image_at(form, k)) = make_uint2(
-            arch_pair_bf16(x.x, apart ? x.z : x.y), arch_pair_bf16(apart ? x.y : x.z, x.w));
+        *reinterpret_cast<uint2 *>(row + stream_image_at(form, k)) = make_uint2(words[0], words[1]);
     }
 }
 
@@ -344,14 +359,9 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : (SHARED ? MOST_BLOC
     float *meeting =
         reinterpret_cast<float *>(reinterpret_cast<slot *>(few_shared) + WARPS * DEPTH);
     uint16_t *image = reinterpret_cast<uint16_t *>(meeting + 2 * meeting_floats(n_rows));
-    place at, unused;
-    const uint64_t all = list.total_cost;
-    const uint32_t first = find(list, (uint32_t)(blockIdx.x * all / gridDim.x), &at);
-    uint32_t left = find(list, (uint32_t)((blockIdx.x + 1) * all / gridDim.x), &unused) - first;
-    if (left == 0) {
-        arch_grid_wait();
-        return;
-    }
+    const uint32_t first = blockIdx.x * list.each, end = list.end[list.n - 1];
+    place at = place_of(list, first);
+    uint32_t left = end - first < list.each ? end - first : list.each;
     reader r = {at, left, 0, 0, 0, NULL, NULL, 0};
     open(list, warp, &r);
 #pragma unroll
@@ -424,14 +434,13 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : (SHARED ? MOST_BLOC
                 }
             }
         }
-        const bool is_first = at.group == 0 || left == 0;
         first_group = at.group == 0 ? 0 : first_group;
         /* Whole: this block has all of the panel's groups. */
         const bool is_whole = first_group == 0 && left >= p.n_groups - at.group;
         if (is_whole) {
 #pragma unroll
             for (int i = 0; i < NT; i++) {
-                sum_of_groups[i] = is_first ? total[i] : sum_of_groups[i] + total[i];
+                sum_of_groups[i] = at.group == 0 ? total[i] : sum_of_groups[i] + total[i];
             }
             if (at.group + 1 == p.n_groups) {
                 store<NT>(p, n_rows, at.panel, sum_of_groups);
@@ -468,7 +477,7 @@ uint32_t stride_of(uint32_t n_in)
 bool is_served(const struct ops_device *dev, const struct cuda_gemm_item *item)
 {
     const struct ops_matrix *m = item->matrix;
-    return (m->form == CUDA_BF16 || (m->form == CUDA_FP8 && !dev->scaled)) &&
+    return ((m->form == CUDA_BF16 && !item->quant) || (m->form == CUDA_FP8 && !dev->scaled)) &&
            m->cols % (TENSOR_UNITS * tensor_inputs_of(m->form)) == 0 && item->x_stride % 4 == 0 &&
            (uintptr_t)item->x % sizeof(float4) == 0;
 }
@@ -479,14 +488,16 @@ template <int NT, bool SHARED> bool allow()
                                 ARCH_MAX_SHARED_BYTES - STATIC_BYTES) == cudaSuccess;
 }
 
-template <int NT, bool SHARED>
-void launch(struct ops_device *dev, const few_list &list, uint32_t n_places)
+/* As many blocks as run at once, or fewer that all have the same to do. */
+template <int NT, bool SHARED> void launch(struct ops_device *dev, few_list list)
 {
     const size_t bytes = shared_bytes(list.n_rows, list.image_stride, SHARED);
     const size_t most = SHARED ? MOST_BLOCKS_A_SM : 2;
     const size_t fit = dev->sm_shared_bytes / (bytes + STATIC_BYTES);
-    const size_t n = dev->n_sms * (fit < 1 ? 1 : (fit < most ? fit : most));
-    const unsigned grid = n_places < n ? n_places : (unsigned)n;
+    const uint32_t n = dev->n_sms * (uint32_t)(fit < 1 ? 1 : (fit < most ? fit : most));
+    const uint32_t n_places = list.end[list.n - 1];
+    list.each = (n_places + n - 1) / n;
+    const uint32_t grid = (n_places + list.each - 1) / list.each;
     cuda_run(dev, "products of few rows", few_kernel<NT, SHARED>, grid, THREADS, bytes, list);
 }
 
@@ -560,9 +571,11 @@ bool cuda_few_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, 
             }
         }
         n_images += p->image == n_images;
-        p->cost = (p->n_chunks + WARPS * p->n_groups - 1) / (WARPS * p->n_groups) + 1;
+        while (1u << p->groups_log2 < p->n_groups) {
+            p->groups_log2++;
+        }
         n_places += p->n_panels * p->n_groups;
-        list.total_cost += p->n_panels * p->n_groups * p->cost;
+        list.end[i] = n_places;
         widest = p->n_in > widest ? p->n_in : widest;
     }
     list.n = n;
@@ -570,7 +583,7 @@ bool cuda_few_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, 
     list.image_stride = stride_of(widest);
     if (n_rows <= 8 && shared_bytes(n_rows, list.image_stride, true) <=
                            (size_t)ARCH_MAX_SHARED_BYTES - STATIC_BYTES) {
-        launch<1, true>(dev, list, n_places);
+        launch<1, true>(dev, list);
         return true;
     }
     if ((size_t)n_images * n_rows * list.image_stride > dev->few_halves) {
@@ -581,9 +594,9 @@ bool cuda_few_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, 
     cuda_run(dev, "inputs of products", few_image_kernel,
              dim3((n_groups + WARPS - 1) / WARPS, n_images), THREADS, 0, list);
     if (n_rows > 8) {
-        launch<2, false>(dev, list, n_places);
+        launch<2, false>(dev, list);
     } else {
-        launch<1, false>(dev, list, n_places);
+        launch<1, false>(dev, list);
     }
     return true;
 }
