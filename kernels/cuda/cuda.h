@@ -338,7 +338,8 @@ static inline bool cuda_wants_quant(const struct ops_device *dev, const struct o
 /* --- tensor.cu: products of bfloat16 inputs on tensor cores; false: not this one, nothing is done.
  * Arguments as those of cuda_gemm_some and cuda_gemm_experts. Bound: 2^-18 of the sum of the
  * products' sizes, for up to 8,192 inputs; of experts, between whose products activations are
- * rounded to e4m3, 0.003 of each value and of the row's largest. */
+ * rounded to e4m3, 0.003 of each value and of the row's largest, and what a step of those that lie
+ * on an edge of that rounding changes: tests/kernels/edges.h. */
 bool cuda_tensor_room(struct ops_device *dev);
 bool cuda_tensor_serves(const struct ops_matrix *matrix);
 bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
