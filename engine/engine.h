@@ -64,6 +64,11 @@ struct engine_options {
     const char *sim_script; /* file of scripted outputs (engine/sim.h), or NULL */
 };
 
+/* --graphs, of which `choice` is an index of the names: whether steps are recorded. `auto` is `on`
+ * where a card has run it: with one GPU, not with a group. */
+extern const char *const engine_graphs_names[]; /* off, on, auto */
+bool engine_graphs_wanted(int choice, const char *device);
+
 /* Facts fixed at open. Owner: the engine. */
 struct engine_info {
     uint8_t fingerprint[ENGINE_FINGERPRINT_BYTES]; /* of model identity and layout (handoff.md,

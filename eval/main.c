@@ -88,11 +88,12 @@ static const struct opt_spec specs[] = {
      .offset = FIELD(list_kernels)},
     {.kind = OPT_ENUM,
      .name = "graphs",
-     .initial = "off",
-     .choices = switch_names,
-     .help = "on: a GPU records its decode steps at start, one graph for each size of batch, and a "
-             "start that can't is refused; off: every kernel is launched by itself. The same bits. "
-             "Not yet run on a card.",
+     .initial = "auto",
+     .choices = engine_graphs_names,
+     .help =
+         "on: a GPU records its decode steps at start, one graph for each size of batch, and a "
+         "start that can't is refused; off: every kernel is launched by itself; auto: on with one "
+         "GPU, off with a group, whose sums no card has recorded yet. The same bits.",
      .offset = FIELD(graphs)},
     {.kind = OPT_ENUM,
      .name = "early-launches",
@@ -567,7 +568,7 @@ int main(int argc, char **argv)
         .device = o->device,
         .rank = o->rank,
         .exact = o->exact,
-        .no_graphs = o->graphs == 0,
+        .no_graphs = !engine_graphs_wanted(o->graphs, o->device),
         .early_launches = o->early_launches != 0,
         .n_threads = (uint32_t)o->threads,
         .max_sequences = n_rows,

@@ -18,7 +18,7 @@ void node_engine_options(const struct node_options *options, struct engine_optio
         .weights = options->weights,
         .device = options->device,
         .exact = options->exact,
-        .no_graphs = options->graphs == 0,
+        .no_graphs = !engine_graphs_wanted(options->graphs, options->device),
         .lookahead = options->lookahead != 0,
         .early_launches = options->early_launches != 0,
         .n_threads = (uint32_t)options->threads,

@@ -121,16 +121,17 @@ bool node_options_answered(const struct node_options *options, const char *progr
         NODE_OPTION(T, M, OPT_BOOL, exact, "exact", NULL, "no", 0, 0,                              \
                     "Turn the quantisers' simulation off: for comparison with fp32 references."),  \
         NODE_CHOICE(                                                                               \
-            T, M, graphs, "graphs", "off", node_switch_names,                                      \
+            T, M, graphs, "graphs", "auto", engine_graphs_names,                                   \
             "on: a GPU records its decode steps at start, one graph for each size of batch, and "  \
-            "a start that can't is refused; off: every kernel is launched by itself. The same "    \
-            "tokens. Not yet run on a card. A CPU and a prefill node record nothing."),            \
+            "a start that can't is refused; off: every kernel is launched by itself; auto: on "    \
+            "with one GPU, off with a group, whose sums no card has recorded yet. The same "       \
+            "tokens. A CPU and a prefill node record nothing."),                                   \
         NODE_CHOICE(                                                                               \
             T, M, lookahead, "lookahead", "off", node_switch_names,                                \
             "on: a step is asked of the GPU before the host has seen the tokens of the one "       \
-            "before, which --kernel sample=device draws there, on one GPU; where that can't be "   \
-            "the start is refused. off: one after the other. The same tokens. Not yet run on a "   \
-            "card. A prefill node makes no steps."),                                               \
+            "before, which it draws itself (sample=device), on one GPU; where that can't be "      \
+            "the start is refused. off: one after the other. The same tokens. A prefill node "     \
+            "makes no steps."),                                                                    \
         NODE_CHOICE(                                                                               \
             T, M, early_launches, "early-launches", "off", node_switch_names,                      \
             "on: a kernel of a GPU begins while the one in front of it ends, and waits for it "    \

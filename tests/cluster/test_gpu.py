@@ -33,7 +33,7 @@ N_RANDOM = int(os.environ.get("BATON_GPU_PROMPTS", "20"))
 MOST_TOKENS = int(os.environ.get("BATON_GPU_TOKENS", "3000"))
 # Small pools: several processes share the card. References have to be allowed, and are asked for where a tuned kernel serves.
 SMALL = [*PATIENT, f"node:--device={CPU}", "node:--allow-reference=all", "node:--pages=96", "node:--max-context=8192", "node:--max-sequences=8"]
-REFERENCES = ["mhc", "project", "compress", "indexer", "attend", "oproj", "route", "experts", "head"] if GPU != "cpu" else []
+REFERENCES = ["mhc", "project", "compress", "indexer", "topk", "attend", "oproj", "route", "experts", "head"] if GPU != "cpu" else []
 KILL_TOKENS = 1000
 GAP = 2.0  # of two logits; tuned kernels were seen to move one of this model's by 0.62 (of a range of 29)
 answers = {}

@@ -82,11 +82,18 @@ enum { N_THERE = 6 };
 static struct engine *open_engine(const char *name, bool no_graphs, bool lookahead, bool draws)
 {
     static const char *all[] = {"all"};
-    static const char *forced[] = {"mhc=reference",     "project=reference", "compress=reference",
-                                   "indexer=reference", "attend=reference",  "oproj=reference",
-                                   "route=reference",   "experts=reference", "head=reference",
-                                   "sample=device"};
-    size_t n = strcmp(name, "cpu") == 0 ? 0 : 9 + draws;
+    const char *forced[] = {"mhc=reference",
+                            "project=reference",
+                            "compress=reference",
+                            "indexer=reference",
+                            "topk=reference",
+                            "attend=reference",
+                            "oproj=reference",
+                            "route=reference",
+                            "experts=reference",
+                            "head=reference",
+                            draws ? "sample=device" : "sample=host"};
+    size_t n = strcmp(name, "cpu") == 0 ? 0 : sizeof(forced) / sizeof(forced[0]);
     struct engine_options options = {.kind = "model",
                                      .model_dir = model,
                                      .device = name,

@@ -135,9 +135,9 @@ static void wish(void)
     struct error err;
     static const char *all[] = {"all"};
     static const char *references[] = {
-        "mhc=reference",     "project=reference", "compress=reference",
-        "indexer=reference", "attend=reference",  "oproj=reference",
-        "route=reference",   "experts=reference", "head=reference"};
+        "mhc=reference",     "project=reference", "compress=reference", "indexer=reference",
+        "topk=reference",    "attend=reference",  "oproj=reference",    "route=reference",
+        "experts=reference", "head=reference"};
     const char *forced[1 + sizeof(references) / sizeof(references[0])] = {wished};
     size_t n = wished != NULL;
     for (size_t i = 0; i < sizeof(references) / sizeof(references[0]) && !tuned; i++) {

@@ -38,9 +38,9 @@ static void wish(const char *device)
 {
     static const char *all[] = {"all"};
     static const char *references[] = {
-        "mhc=reference",     "project=reference", "compress=reference",
-        "indexer=reference", "attend=reference",  "oproj=reference",
-        "route=reference",   "experts=reference", "head=reference"};
+        "mhc=reference",     "project=reference", "compress=reference", "indexer=reference",
+        "topk=reference",    "attend=reference",  "oproj=reference",    "route=reference",
+        "experts=reference", "head=reference"};
     size_t n = strncmp(device, "cuda", 4) == 0 ? sizeof(references) / sizeof(references[0]) : 0;
     struct error err;
     if (engine_kernels_wish((char *const *)(uintptr_t)references, n, (char *const *)(uintptr_t)all,

@@ -16,7 +16,7 @@ import sys
 GPU = sys.argv[3] if len(sys.argv) > 3 else "cuda:0"
 N_RANKS = GPU.count(",") + 1
 CPU = "cpu" if N_RANKS == 1 else f"cpu:{N_RANKS}"
-TUNED = ["mhc", "project", "compress", "indexer", "attend", "oproj", "route", "experts", "head"]
+TUNED = ["mhc", "project", "compress", "indexer", "topk", "attend", "oproj", "route", "experts", "head"]
 
 
 def ask(program, command, options, device, lines, tuned=False):
@@ -65,10 +65,11 @@ def main():
         marks.append([x for x in ask(program, "info", made, device, []).splitlines() if x.startswith("fingerprint")])
     n_wrong += marks[0] != marks[1] or marks[0] != marks[2] or len(marks[0]) != 1
     print(f"synthetic weights on cpu, cpu:2, {GPU}: {marks}")
-    # topk has a reference alone: without leave it doesn't serve
-    refused = subprocess.run([program, "info", "--device", GPU, *tiny], capture_output=True, text=True, check=False)
-    n_wrong += refused.returncode != 1 or "no tuned kernel of topk serves" not in refused.stderr
-    print(f"without --allow-reference: {refused.stderr.strip()}")
+    # every operation has a tuned variant, none with exact arithmetic: references don't serve without leave
+    served = subprocess.run([program, "info", "--device", GPU, *tiny], capture_output=True, text=True, check=False)
+    refused = subprocess.run([program, "info", "--device", GPU, "--exact", *tiny], capture_output=True, text=True, check=False)
+    n_wrong += served.returncode != 0 or refused.returncode != 1 or "no tuned kernel of project serves" not in refused.stderr
+    print(f"without --allow-reference: {served.stderr.strip()}; exact: {refused.stderr.strip()}")
     return 1 if n_wrong else 0
 
 

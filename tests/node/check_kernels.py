@@ -48,7 +48,15 @@ for program in programs:
         assert done.stderr.startswith(name + ": "), done
     done = run(program, "--list-kernels", "--device", "cuda:250")  # a GPU that no host has
     assert done.returncode == 1 and "device 'cuda:250': " in done.stderr and done.stderr.count("\n") == 1, done
-    done = run(program, "--list-kernels", "--device", "cuda:0")  # where there is one, its references are not let in
+    # where there is one, a tuned kernel serves for every operation; for exact arithmetic there are references, which are not let in
+    done = run(program, "--list-kernels", "--device", "cuda:0", "--model", tiny)
+    if done.returncode == 0:
+        rows = table(done)
+        assert sorted(op for (op, _), (chosen, _) in rows.items() if chosen) == sorted(OPERATIONS), rows
+        assert not any(chosen for (_, variant), (chosen, _) in rows.items() if variant == "reference"), rows
+    else:
+        assert done.returncode == 1 and "cuda:0" in done.stderr and done.stderr.count("\n") == 1, done
+    done = run(program, "--list-kernels", "--device", "cuda:0", "--model", tiny, "--exact")
     assert done.returncode == 1 and "cuda:0" in done.stderr and done.stderr.count("\n") == 1, done
 
 # the start itself: what was asked for by name runs, with the same bits; what can't be stops it

@@ -81,9 +81,9 @@ static struct engine *open_engine(const char *device, bool no_graphs, bool looka
 {
     static const char *all[] = {"all"};
     static const char *forced[] = {"mhc=reference",     "project=reference", "compress=reference",
-                                   "indexer=reference", "attend=reference",  "oproj=reference",
-                                   "route=reference",   "experts=reference", "head=reference",
-                                   "sample=device"};
+                                   "indexer=reference", "topk=reference",    "attend=reference",
+                                   "oproj=reference",   "route=reference",   "experts=reference",
+                                   "head=reference",    "sample=device"};
     struct engine_options options = {.kind = "model",
                                      .model_dir = model,
                                      .device = device,
@@ -99,7 +99,8 @@ static struct engine *open_engine(const char *device, bool no_graphs, bool looka
     struct engine *opened;
     struct error err;
     enum status status =
-        engine_kernels_wish((char *const *)(uintptr_t)forced, strcmp(device, "cpu") ? 10 : 0,
+        engine_kernels_wish((char *const *)(uintptr_t)forced,
+                            strcmp(device, "cpu") ? sizeof(forced) / sizeof(forced[0]) : 0,
                             (char *const *)(uintptr_t)all, 1, &err);
     status = status ? status : engine_open(&options, NULL, &opened, &err);
     if (status) {
