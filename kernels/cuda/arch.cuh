@@ -133,6 +133,14 @@ __device__ __forceinline__ void arch_grid_wait()
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/* Asks for memory into the second-level cache; both are multiples of 16. */
+__device__ __forceinline__ void arch_fetch_ahead(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
+                 "r"(bytes)
+                 : "memory");
+}
+
 /* --- words between blocks of one launch */
 
 /* What other blocks wrote before they released the value that is read here is seen by what this

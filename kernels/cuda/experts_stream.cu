@@ -86,6 +86,7 @@ struct stream {
     const uint32_t *tile_count;
     uint32_t *next, *ready, *arrived, *done;
     float *y;
+    bool early; /* this launch begins before the plan is there */
 };
 
 /* --- items */
@@ -477,12 +478,29 @@ __device__ __forceinline__ void find_inputs(const stream &s, const item &now, co
     *ret_second = (int32_t)(x[1] - x[0]);
 }
 
+/* While the plan is made: this block's part of the shared expert's w1 and w3, into the second-level
+ * cache. Which others are wanted the plan says. */
+__device__ __forceinline__ void fetch_shared(const stream &s)
+{
+    const shape &m = s.of[0][1];
+    const uint32_t n = m.n_blocks * m.n_chunks, first = (uint64_t)n * blockIdx.x / gridDim.x;
+    const uint32_t end = (uint64_t)n * (blockIdx.x + 1) / gridDim.x;
+    if (threadIdx.x < 2 && end > first) {
+        arch_fetch_ahead(s.shared[threadIdx.x] + (size_t)first * TENSOR_CHUNK_BYTES,
+                         (end - first) * TENSOR_CHUNK_BYTES);
+    }
+}
+
 template <bool SCALED>
 __global__ void __launch_bounds__(THREADS, ARCH_SM120A || SCALED ? 2 : BLOCKS_A_SM)
     stream_kernel(const __grid_constant__ stream s, const __grid_constant__ cuda_weights w1,
                   const __grid_constant__ cuda_weights w3, const __grid_constant__ cuda_weights w2)
 {
-    cuda_grid_begin();
+    arch_grid_go();
+    if (s.early && s.has_shared) {
+        fetch_shared(s);
+    }
+    arch_grid_wait();
     __shared__ slot rings[WARPS][DEPTH];
     __shared__ uint32_t first;
     const weights w = {w1, w3, w2};
@@ -742,6 +760,7 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     s.arrived = s.ready + n.max_tiles;
     s.done = s.arrived + (size_t)n.max_tiles * (d->expert_width / GROUP);
     s.y = ret_y;
+    s.early = dev->limits.early_launches;
     p.scaled = SCALED;
     p.n_counters = (uint32_t)(s.done - s.next) + n.rows * (d->hidden / CUDA_BLOCK);
     cuda_experts_plan(dev, p);

@@ -58,4 +58,5 @@ void cuda_fill(struct ops_device *dev, const struct ops_source *source, uint8_t 
         cuda_run(dev, "filling weights", fill_kernel, grid, THREADS, 0, *source, form, n,
                  static_cast<uint8_t *>(to));
     }
+    (void)cuda_stream_for(dev); /* who reads weights reads them before it waits */
 }

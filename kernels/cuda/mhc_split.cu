@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(THREADS)
     mhc_turn_kernel(row_args a, const float4 *fn, const float *y, float *all_streams, float *parts,
                     uint32_t *arrived, float *x, float *all_mix)
 {
-    cuda_grid_begin();
+    arch_grid_go();
     __shared__ float4 run[UNITS * WARPS];
     __shared__ bool is_last;
     const uint32_t warp = threadIdx.x / CUDA_WARP, lane = cuda_lane(), n_quads = a.n / UNIT;
@@ -177,6 +177,7 @@ __global__ void __launch_bounds__(THREADS)
             w[i] = fn[((size_t)k * n_quads + first + at - k * n) * CUDA_BLOCK + lane];
         }
     }
+    arch_grid_wait(); /* these are older than this step */
     float *there = reinterpret_cast<float *>(run);
     for (uint32_t c = threadIdx.x; c < UNIT * n; c += THREADS) {
         const size_t i = (size_t)UNIT * first + c;

@@ -152,8 +152,9 @@ __device__ __forceinline__ void add_scaled_chunk(const product &p, const loaded 
     }
 }
 
-/* One warp's run of chunks for rows first .. first + 8 NT - 1: sums[mt][nt] as mma leaves them. */
-template <int FORM, bool SCALED, int NT>
+/* One warp's run of chunks for rows first .. first + 8 NT - 1: sums[mt][nt] as mma leaves them.
+ * WAITS: the launch in front of this one has not been waited for, so weights alone may be read. */
+template <int FORM, bool SCALED, int NT, bool WAITS>
 __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (*sums)[NT][4])
 {
     enum { INPUTS = tensor_unit<FORM>::INPUTS };
@@ -161,6 +162,13 @@ __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (
     const uint32_t n_chunks = (n_units + UNITS - 1) / UNITS, n_runs = WARPS * p.n_groups;
     const uint32_t end = (run + 1) * n_chunks / n_runs, g = cuda_lane() / 4;
     uint32_t chunk = run * n_chunks / n_runs;
+    loaded next;
+    if (chunk < end) {
+        load<FORM, SCALED>(p, chunk, n_units, &next);
+    }
+    if constexpr (WAITS) {
+        arch_grid_wait();
+    }
     const float *x[NT];
 #pragma unroll
     for (uint32_t nt = 0; nt < NT; nt++) {
@@ -172,11 +180,6 @@ __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (
             sums[0][nt][i] = sums[1][nt][i] = 0.0f;
         }
     }
-    if (chunk == end) {
-        return;
-    }
-    loaded next;
-    load<FORM, SCALED>(p, chunk, n_units, &next);
     for (; chunk < end; chunk++) {
         const loaded now = next;
         if (chunk + 1 < end) {
@@ -192,13 +195,13 @@ __device__ __forceinline__ void run_sums(const product &p, uint32_t run, float (
 
 /* The sums of a group's eight runs, added in turn: those of thread i are elements i, i + THREADS,
  * ... of [8 NT rows, 32 outputs]. */
-template <int FORM, bool SCALED, int NT>
+template <int FORM, bool SCALED, int NT, bool WAITS>
 __device__ __forceinline__ void group_sums(const product &p, uint32_t group,
                                            float (*shared)[8 * NT][CUDA_BLOCK], float *ret)
 {
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4, t = cuda_lane() % 4;
     float sums[2][NT][4];
-    run_sums<FORM, SCALED, NT>(p, group * WARPS + warp, sums);
+    run_sums<FORM, SCALED, NT, WAITS>(p, group * WARPS + warp, sums);
     __syncthreads(); /* what an earlier group left is read */
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
@@ -239,10 +242,10 @@ __device__ __forceinline__ void whole_tile(const product &p)
 {
     __shared__ float shared[WARPS][8 * NT][CUDA_BLOCK];
     float total[NT];
-    group_sums<FORM, SCALED, NT>(p, 0, shared, total);
+    group_sums<FORM, SCALED, NT, false>(p, 0, shared, total);
     for (uint32_t group = 1; group < p.n_groups; group++) {
         float sums[NT];
-        group_sums<FORM, SCALED, NT>(p, group, shared, sums);
+        group_sums<FORM, SCALED, NT, false>(p, group, shared, sums);
 #pragma unroll
         for (int i = 0; i < NT; i++) {
             total[i] += sums[i];
@@ -289,14 +292,15 @@ __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, 1>())
     whole_tile<FORM, SCALED, CUDA_TILE_ROWS / 8>(p);
 }
 
-/* A group's sums of 32 outputs; the last of an output's groups adds them up. */
+/* A group's sums of 32 outputs; the last of an output's groups adds them up. Waits for the launch
+ * in front of this one, once the first weights are asked for. */
 template <int FORM, bool SCALED, int NT>
 __device__ __forceinline__ void few_rows(const product &p, uint32_t group)
 {
     __shared__ float shared[WARPS][8 * NT][CUDA_BLOCK];
     __shared__ bool is_last;
     float total[NT];
-    group_sums<FORM, SCALED, NT>(p, group, shared, total);
+    group_sums<FORM, SCALED, NT, true>(p, group, shared, total);
     if (p.n_groups > 1) {
         float *mine = p.partial + (size_t)p.block * p.n_groups * 8 * NT * CUDA_BLOCK;
 #pragma unroll
@@ -335,7 +339,7 @@ template <int FORM, bool SCALED, int NT>
 __global__ void __launch_bounds__(THREADS, blocks_at_once<FORM, SCALED, NT>())
     tensor_few_kernel(product all)
 {
-    cuda_grid_begin();
+    arch_grid_go();
     product p = all;
     p.block = blockIdx.x;
     few_rows<FORM, SCALED, NT>(p, blockIdx.y);

@@ -222,6 +222,19 @@ static inline void arch_grid_wait()
     emulate::grid_wait();
 }
 
+/* Memory that is none's is a fault, as it may be there. */
+static inline void arch_fetch_ahead(const void *from, uint32_t bytes)
+{
+    const volatile uint8_t *at = static_cast<const volatile uint8_t *>(from);
+    if ((uintptr_t)from % 16 || bytes % 16) {
+        emulate::fault("%u bytes at %p are not in sixteens", bytes, from);
+    }
+    for (uint32_t i = 0; i < bytes; i += 4096) {
+        (void)at[i];
+    }
+    (void)at[bytes - 1];
+}
+
 static inline uint32_t arch_load_acquire(const uint32_t *word)
 {
     emulate::spin();
