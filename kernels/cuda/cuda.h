@@ -107,6 +107,8 @@ struct cuda_dense {
     uint32_t blocks_a_sm; /* 0: it serves nothing here */
     float *raw;           /* the low-rank q before its norm */
     uint32_t *launches[2], *counters[2];
+    /* Of experts_blocks.cu. */
+    uint32_t experts_a_sm, *expert_launches, *expert_counters;
 };
 
 struct cuda_memory;
@@ -422,6 +424,13 @@ void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
                          float *ret_kv);
 void cuda_oproj_stream(struct ops_device *dev, const struct ops_rows *rows,
                        const struct ops_layer *layer, const float *o, float *ret_y);
+
+/* --- experts_blocks.cu: experts in one launch, up to 16 rows; what it doesn't serve goes to
+ * cuda_experts_stream, whose bits it gives. */
+bool cuda_experts_blocks_room(struct ops_device *dev);
+void cuda_experts_blocks(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const uint32_t *experts,
+                         const float *weights, float *ret_y);
 
 /* --- attend_tensor.cu, see there for its bound */
 bool cuda_attend_tensor_serves(const struct ops_dims *d, struct error *why);

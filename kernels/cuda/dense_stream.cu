@@ -24,7 +24,7 @@
  * same number, and waits for that many times what a launch counts.
  */
 #include "kernels/cuda/group.h"
-#include "kernels/cuda/tensor.cuh"
+#include "kernels/cuda/dense_stream.cuh"
 
 namespace
 {
@@ -177,43 +177,6 @@ template <int DEPTH> __device__ __forceinline__ void read_on(const dense &d, rea
 
 /* --- inputs */
 
-/* Of a warp's group of 128 of a row this lane's four, at 4 lane: through the norm and the quantiser
- * (as warp_rms_norm and warp_quant8) and into the row's image. Rows with odd numbers have the
- * halves of 128 bytes exchanged, so that eight rows are read without waiting for each other. */
-__device__ __forceinline__ void put(const matrix &m, float4 x, uint32_t row, float root, uint32_t k,
-                                    uint32_t k_image, uint4 *image)
-{
-    float v[4] = {x.x, x.y, x.z, x.w};
-    if (m.norm) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = bf16_round(v[i] / root * m.norm[k + i]);
-        }
-    }
-    if (m.quant) {
-        const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-        const uint8_t code = e8m0_scale_for(warp_max(fmaxf(most, 1e-4f)), 1.0f / 448.0f);
-        const float scale = e8m0_decode(code), inverse = 1.0f / scale;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = e4m3_round(v[i] * inverse) * scale;
-        }
-    }
-    /* Four halves side by side in both forms, see tensor_half_of. */
-    uint32_t at;
-    uint2 words;
-    if (m.form == CUDA_FP8) {
-        const uint32_t unit = k_image / 16, step = k_image / 8 % 2;
-        at = ((unit / TENSOR_UNITS * 2 + step) * TENSOR_UNITS + unit % TENSOR_UNITS) * 2 +
-             k_image / 4 % 2;
-        words = make_uint2(arch_pair_bf16(v[0], v[2]), arch_pair_bf16(v[1], v[3]));
-    } else {
-        at = k_image / 4;
-        words = make_uint2(arch_pair_bf16(v[0], v[1]), arch_pair_bf16(v[2], v[3]));
-    }
-    reinterpret_cast<uint2 *>(image)[at ^ row % 2 * 8] = words;
-}
-
 /* All rows' inputs of n groups of 128 from `first` on. */
 __device__ __forceinline__ void convert(const matrix &m, uint32_t n_rows, uint32_t first,
                                         uint32_t n, const float *roots, uint4 *image)
@@ -238,9 +201,16 @@ __device__ __forceinline__ void convert(const matrix &m, uint32_t n_rows, uint32
 #pragma unroll
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             if (i < now) {
-                put(m, x[i], row, m.norm ? roots[row] : 1.0f,
-                    (first + group) * GROUP + 4 * cuda_lane(), group * GROUP + 4 * cuda_lane(),
-                    image + (size_t)row * n * (GROUP / 8));
+                const uint32_t k = (first + group) * GROUP + 4 * cuda_lane();
+                float v[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+                if (m.norm) { /* as warp_rms_norm */
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        v[c] = bf16_round(v[c] / roots[row] * m.norm[k + c]);
+                    }
+                }
+                dense_put(m.form, m.quant, v, row, group * GROUP + 4 * cuda_lane(),
+                          image + (size_t)row * n * (GROUP / 8));
                 group++;
                 row += group == n;
                 group = group == n ? 0 : group;
@@ -249,75 +219,6 @@ __device__ __forceinline__ void convert(const matrix &m, uint32_t n_rows, uint32
         left -= now;
     }
     __syncwarp();
-}
-
-/* --- sums of a chunk */
-
-/* sums[mt][nt] += the chunk's weights times the rows' inputs: x is row g's, `second` further on row
- * g + 8's; of a second step they lie at x ^ 4 words of 16 bytes. */
-template <int FORM, bool ONCE, int NT>
-__device__ __forceinline__ void add_chunk(const slot &at, const uint32_t *code, const uint4 *image,
-                                          uint32_t x, uint32_t second, float (*sums)[NT][4])
-{
-    enum {
-        STEPS = tensor_unit<FORM>::INPUTS / 8,
-        BACK = tensor_unit<FORM>::BACK,
-        ONE = 0x3f803f80
-    };
-    uint4 unit[4], b[STEPS][NT];
-    uint32_t by[4], scale[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unit[i] = at.units[cuda_lane() % 4 * CUDA_BLOCK + cuda_lane() / 4 + 8 * i];
-        by[i] = ONCE ? (uint32_t)BACK - (uint32_t)ONE + code[i] * 0x800080u : BACK;
-        scale[i] = tensor_scale_pair(code[i]);
-    }
-#pragma unroll
-    for (uint32_t step = 0; step < STEPS; step++) {
-#pragma unroll
-        for (uint32_t nt = 0; nt < NT; nt++) {
-            b[step][nt] = image[(x ^ step * TENSOR_UNITS) + nt * second];
-        }
-    }
-#pragma unroll
-    for (uint32_t step = 0; step < STEPS; step++) {
-        uint32_t v[4][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            tensor_weights<FORM, ONCE>(unit[i], step, by[i], scale[i], v[i]);
-        }
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            const uint4 &x_words = b[step][nt];
-#pragma unroll
-            for (int mt = 0; mt < 2; mt++) {
-                const uint32_t *low = v[2 * mt], *high = v[2 * mt + 1];
-                arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], x_words.x, x_words.y);
-                arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], x_words.z, x_words.w);
-            }
-        }
-    }
-}
-
-template <int FORM, int NT>
-__device__ __forceinline__ void add_any(const slot &at, const uint4 *image, uint32_t x,
-                                        uint32_t second, float (*sums)[NT][4])
-{
-    uint32_t code[4] = {0, 0, 0, 0};
-    if constexpr (FORM != CUDA_BF16) {
-        const uint8_t *codes = reinterpret_cast<const uint8_t *>(at.scales);
-        bool is_large = false;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            code[i] = codes[cuda_lane() / 4 + 8 * i];
-            is_large = is_large || code[i] > tensor_unit<FORM>::MOST;
-        }
-        if (__any_sync(0xffffffffu, is_large)) {
-            add_chunk<FORM, false, NT>(at, code, image, x, second, sums);
-            return;
-        }
-    }
-    add_chunk<FORM, true, NT>(at, code, image, x, second, sums);
 }
 
 /* --- an item */
@@ -334,8 +235,7 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
 {
     enum { DEPTH = shared_block<NT>::DEPTH, ROWS = shared_block<NT>::ROWS };
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
-    const uint32_t chunks_a_set = m.form == CUDA_FP8 ? 2 : 4; /* of 128 inputs */
-    const uint32_t words_a_chunk = m.form == CUDA_FP8 ? 8 : 4;
+    const uint32_t chunks_a_set = dense_chunks(m.form), words_a_chunk = dense_words(m.form);
     const uint32_t n_sets = m.n_chunks / WARPS / chunks_a_set, fit = ROWS / d.n_rows;
     const uint32_t at_once = fit < n_sets ? fit : n_sets, n_runs = m.n_groups * TENSOR_RUNS;
     const bool folds = m.n_groups % TENSOR_RUNS == 0;
@@ -361,9 +261,9 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
             const slot &at = r->ring[*used];
             *used = *used + 1 == DEPTH ? 0 : *used + 1;
             if (m.form == CUDA_FP8) {
-                add_any<CUDA_FP8, NT>(at, image, x ^ row % 2 * 4, second, sums);
+                dense_add<CUDA_FP8, NT>(at.units, at.scales, image, x ^ row % 2 * 4, second, sums);
             } else {
-                add_any<CUDA_BF16, NT>(at, image, x ^ row % 2 * 4, second, sums);
+                dense_add<CUDA_BF16, NT>(at.units, at.scales, image, x ^ row % 2 * 4, second, sums);
             }
             x += words_a_chunk;
             if (++chunk == run_end) {
@@ -380,25 +280,6 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
                 }
                 run++;
                 run_end = (run + 1) * m.n_chunks / n_runs;
-            }
-        }
-    }
-}
-
-template <int NT>
-__device__ __forceinline__ void store_piece(const float (*sums)[NT][4], uint32_t n_rows, float *to)
-{
-    const uint32_t g = cuda_lane() / 4, t = cuda_lane() % 4;
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const uint32_t row = 8 * nt + 2 * t + i;
-            if (row < n_rows) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    to[row * CUDA_BLOCK + g + 8 * k] = sums[k / 2][nt][k % 2 * 2 + i];
-                }
             }
         }
     }
@@ -435,10 +316,10 @@ __device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint3
     __syncwarp(); /* the image is used, and pieces take its place */
     float *room = reinterpret_cast<float *>(s->room[warp]);
     if (m.n_pieces == 2) {
-        store_piece<NT>(p.first, d.n_rows, room);
+        dense_store<NT>(p.first, d.n_rows, room);
         room += d.n_rows * CUDA_BLOCK;
     }
-    store_piece<NT>(p.last, d.n_rows, room);
+    dense_store<NT>(p.last, d.n_rows, room);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < NT; i++) {
@@ -456,14 +337,6 @@ __device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint3
 }
 
 /* --- what waits for others */
-
-/* Until a counter has had `wanted` in each of `launches` launches. One thread. */
-__device__ __forceinline__ void wait_for(const uint32_t *counter, uint32_t wanted,
-                                         uint32_t launches)
-{
-    while ((int32_t)(arch_load_acquire(counter) - wanted * launches) < 0) {
-    }
-}
 
 /* The rows' roots for the norm, in every block; and some blocks write a row of what comes out. */
 __device__ __forceinline__ void find_roots(const dense &d, const matrix &m, float *roots)
@@ -516,7 +389,7 @@ __device__ __forceinline__ void finish_heads(const dense &d, uint32_t launches, 
             }
             const uint32_t row = (i - first) / h.n, head = (i - first) % h.n;
             if (cuda_lane() == 0) {
-                wait_for(d.counters + h.counts + head, d.head_blocks, launches);
+                dense_wait(d.counters + h.counts + head, d.head_blocks * launches);
             }
             __syncwarp();
             finish_head(d, h, row, head, room);
@@ -551,7 +424,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
         const matrix &m = d.of[matrix_of(d, item, &block)];
         if (m.waits != ALONE && !has_waited) {
             if (threadIdx.x == 0) {
-                wait_for(d.counters + m.waits, m.wanted, launches);
+                dense_wait(d.counters + m.waits, m.wanted * launches);
             }
             __syncthreads();
             if (m.norm) {

@@ -78,6 +78,11 @@ void tuned_stream_experts(struct ops *table)
     table->experts = cuda_experts_stream;
 }
 
+void tuned_blocks_experts(struct ops *table)
+{
+    table->experts = cuda_experts_blocks;
+}
+
 bool tuned_dense_serves(const struct ops_dims *d, const struct ops_limits *limits,
                         struct error *why)
 {

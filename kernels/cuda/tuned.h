@@ -18,6 +18,7 @@ void tuned_tensor_head(struct ops *table);
 bool tuned_stream_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                          struct error *why);
 void tuned_stream_experts(struct ops *table);
+void tuned_blocks_experts(struct ops *table);
 bool tuned_dense_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                         struct error *why);
 void tuned_stream_project(struct ops *table);

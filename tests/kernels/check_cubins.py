@@ -20,7 +20,7 @@ MAX_SHARED_BYTES = 99 * 1024
 # QMMA.SF.16832...E8 (kind::mxf8f6f4) and OMMA.SF.16864...E8 (kind::mxf4).
 OPCODES = {"HMMA": 0x23C, "QMMA.SF": 0x47A, "OMMA.SF": 0x47F}
 ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "few.cu": {"few_kernel"}, "experts_stream.cu": {"stream_kernel"},
-                   "dense_stream.cu": {"dense_stream_kernel"},
+                   "dense_stream.cu": {"dense_stream_kernel"}, "experts_blocks.cu": {"experts_blocks_kernel"},
                    "attend_tensor.cu": {"attend_tensor_kernel"}, "tiles.cu": {"tiles_kernel", "tiles_experts_kernel"}, "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
 # Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
