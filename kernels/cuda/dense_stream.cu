@@ -62,7 +62,7 @@ struct matrix {
     const uint8_t *data;
     size_t scales_at;
     uint32_t form, n_chunks, scale_rows;
-    uint32_t n_groups, n_pieces; /* of the order of sums; pieces of a warp */
+    uint32_t n_groups, runs_log2, n_pieces; /* of the order of sums; runs; pieces of a warp */
     const float *x;
     size_t x_stride;
     const float *norm; /* weights of the norm that x goes through; NULL: none */
@@ -82,12 +82,13 @@ struct heads {
     uint32_t counts; /* of the first head */
 };
 
-/* Matrices, the second stage from `n_first_items` on, and who does its items. */
+/* Matrices, the second stage from `n_first_items` on, and who does its items. What every block
+ * reads first comes first: arguments that nobody has read yet are slow. */
 struct dense {
-    matrix of[MOST_MATRICES];
-    uint32_t end[MOST_MATRICES]; /* items up to here */
     uint32_t n_first_items, n_items;
     uint32_t second_block, n_second_blocks; /* the first of those with items of stage 1; how many */
+    uint32_t end[MOST_MATRICES];            /* items up to here */
+    matrix of[MOST_MATRICES];
     uint32_t n_rows;
     heads finished[2];
     uint32_t n_finished, head_dim, rope_dim, head_blocks;
@@ -102,7 +103,8 @@ struct dense {
 
 __device__ __forceinline__ uint32_t first_of_second(const dense &d)
 {
-    const uint32_t i = (blockIdx.x + gridDim.x - d.second_block) % gridDim.x;
+    const bool is_before = blockIdx.x < d.second_block;
+    const uint32_t i = blockIdx.x + (is_before ? gridDim.x : 0) - d.second_block;
     return i < d.n_second_blocks ? d.n_first_items + i : d.n_items;
 }
 
@@ -237,10 +239,10 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
     const uint32_t chunks_a_set = dense_chunks(m.form), words_a_chunk = dense_words(m.form);
     const uint32_t n_sets = m.n_chunks / WARPS / chunks_a_set, fit = ROWS / d.n_rows;
-    const uint32_t at_once = fit < n_sets ? fit : n_sets, n_runs = m.n_groups * TENSOR_RUNS;
+    const uint32_t at_once = fit < n_sets ? fit : n_sets;
     const bool folds = m.n_groups % TENSOR_RUNS == 0;
     uint4 *image = s->room[warp];
-    uint32_t run = warp * m.n_groups, run_end = (run + 1) * m.n_chunks / n_runs;
+    uint32_t run = warp * m.n_groups, run_end = (run + 1) * m.n_chunks >> m.runs_log2;
     uint32_t chunk = warp * (m.n_chunks / WARPS);
     float sums[2][NT][4];
 #pragma unroll
@@ -279,7 +281,7 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
                     sum = 0.0f;
                 }
                 run++;
-                run_end = (run + 1) * m.n_chunks / n_runs;
+                run_end = (run + 1) * m.n_chunks >> m.runs_log2;
             }
         }
     }
@@ -291,16 +293,16 @@ __device__ __forceinline__ float sum_of_pieces(const matrix &m, const shared_blo
                                                uint32_t n_rows, uint32_t row)
 {
     const bool folds = m.n_groups % TENSOR_RUNS == 0;
-    const uint32_t each = m.n_pieces, n = WARPS * each, inner = folds ? n : (uint32_t)WARPS;
+    const uint32_t each = m.n_pieces, n = WARPS * each, last = (folds ? n : (uint32_t)WARPS) - 1;
     float total = 0.0f, sum = 0.0f;
 #pragma unroll 8
     for (uint32_t q = 0; q < n; q++) {
         const uint32_t warp = each == 2 ? q / 2 : q, piece = each == 2 ? q % 2 : 0;
         const float value = reinterpret_cast<const float *>(
             s.room[warp])[(piece * n_rows + row) * CUDA_BLOCK + cuda_lane()];
-        sum = q % inner == 0 ? value : sum + value;
-        if (q % inner == inner - 1) {
-            total = q < inner ? sum : total + sum;
+        sum = (q & last) == 0 ? value : sum + value;
+        if ((q & last) == last) {
+            total = q == last ? sum : total + sum;
         }
     }
     return total;
@@ -465,6 +467,7 @@ matrix *add(const struct ops_device *dev, dense *d, uint32_t *n, const struct op
         to->scales_at = cuda_scales_offset(m->rows, m->cols, inputs);
     }
     to->n_groups = tensor_groups_of(m->rows, m->cols, m->form);
+    to->runs_log2 = dense_log2(to->n_groups) + DENSE_WARPS_LOG2;
     to->n_pieces = to->n_groups % TENSOR_RUNS ? to->n_groups : to->n_groups / (uint32_t)TENSOR_RUNS;
     to->x = x;
     to->x_stride = x_stride;
@@ -597,10 +600,8 @@ void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
                          float *ret_kv)
 {
     const struct ops_dims *dims = &dev->d;
-    uint32_t n = 0, head_shift = 0;
-    while (((uint32_t)CUDA_BLOCK << head_shift) < dims->head_dim) {
-        head_shift++;
-    }
+    const uint32_t head_shift = dense_log2(dims->head_dim / CUDA_BLOCK);
+    uint32_t n = 0;
     if (!is_few(dev, rows->n_rows) || !is_served(dev, &layer->wq_a) ||
         !is_served(dev, &layer->wkv) || !is_served(dev, &layer->wq_b) ||
         ((uint32_t)CUDA_BLOCK << head_shift) != dims->head_dim || dims->head_dim > MOST_HEAD_DIM) {

@@ -6,6 +6,19 @@
 
 #include "kernels/cuda/tensor.cuh"
 
+enum { DENSE_WARPS_LOG2 = 3 }; /* of a block: TENSOR_RUNS */
+static_assert(TENSOR_RUNS == 1 << DENSE_WARPS_LOG2, "its logarithm");
+
+/* Of a power of two. */
+static inline uint32_t dense_log2(uint32_t n)
+{
+    uint32_t log2 = 0;
+    while (1u << log2 < n) {
+        log2++;
+    }
+    return log2;
+}
+
 /* Chunks (tensor.cuh) of 128 inputs, and how much an image has of one, in 16 bytes. */
 __device__ __forceinline__ uint32_t dense_chunks(uint32_t form)
 {
@@ -23,6 +36,26 @@ __device__ __forceinline__ void dense_wait(const uint32_t *counter, uint32_t cou
     }
 }
 
+/* Four numbers through the quantiser of a group whose largest is `most`, as pairs of bfloat16: the
+ * first and third, the second and fourth. They are e4m3 times a power of two, made of the bits as
+ * weights are. */
+__device__ __forceinline__ uint2 dense_quant(const float *x, float most)
+{
+    const uint32_t code = e8m0_scale_for(most, 1.0f / 448.0f);
+    const float inverse = f32_from_bits((254 - code) << 23); /* 105 .. 246 */
+    const uint32_t w = arch_pair_e4m3(x[0] * inverse, x[1] * inverse) |
+                       arch_pair_e4m3(x[2] * inverse, x[3] * inverse) << 16;
+    const uint32_t back = tensor_unit<CUDA_FP8>::BACK, scale = tensor_scale_pair(code);
+    const uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
+    const uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
+    const float sum = x[0] + x[1] + x[2] + x[3];
+    if (code == 255 || sum != sum) { /* what is no number stays none */
+        return make_uint2(0x7fc07fc0u, 0x7fc07fc0u);
+    }
+    return make_uint2(arch_times_bf16(arch_times_bf16(even, back), scale),
+                      arch_times_bf16(arch_times_bf16(odd, back), scale));
+}
+
 /* Of a warp's group of 128 of a row this lane's four, inputs 4 lane ... of the group: through the
  * quantiser (as warp_quant8), if `quant`, and into the row's image, k on from its start. Rows with
  * odd numbers have the halves of 128 bytes exchanged, so that eight rows are read without waiting
@@ -30,35 +63,27 @@ __device__ __forceinline__ void dense_wait(const uint32_t *counter, uint32_t cou
 __device__ __forceinline__ void dense_put(uint32_t form, bool quant, const float *x, uint32_t row,
                                           uint32_t k, uint4 *image)
 {
-    float v[4] = {x[0], x[1], x[2], x[3]};
+    uint2 words; /* (0, 2), (1, 3) */
     if (quant) {
-        const float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-        const uint8_t code = e8m0_scale_for(warp_max(fmaxf(most, 1e-4f)), 1.0f / 448.0f);
-        const float scale = e8m0_decode(code), inverse = 1.0f / scale;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            v[i] = e4m3_round(v[i] * inverse) * scale;
-        }
+        const float most = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+        words = dense_quant(x, warp_max(fmaxf(most, 1e-4f)));
+    } else {
+        words = make_uint2(arch_pair_bf16(x[0], x[2]), arch_pair_bf16(x[1], x[3]));
     }
     /* Four halves side by side, see tensor_half_of. */
-    const uint32_t inputs = tensor_inputs_of(form), unit = k / inputs, step = k % inputs / 8;
-    uint32_t at =
+    const uint32_t low = 0xffffu, inputs = tensor_inputs_of(form);
+    const uint32_t unit = k / inputs, step = k % inputs / 8;
+    const uint32_t at =
         ((unit / TENSOR_UNITS * (inputs / 8) + step) * TENSOR_UNITS + unit % TENSOR_UNITS) * 2 +
         k / 4 % 2;
-    uint2 words;
-    if (form == CUDA_FP8) {
-        words = make_uint2(arch_pair_bf16(v[0], v[2]), arch_pair_bf16(v[1], v[3]));
-    } else if (form == CUDA_BF16) {
-        words = make_uint2(arch_pair_bf16(v[0], v[1]), arch_pair_bf16(v[2], v[3]));
-    } else { /* each with the one four further on, which the lane beside has */
-        float w[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            w[i] = __shfl_xor_sync(0xffffffffu, v[i], 1);
-        }
+    if (form == CUDA_BF16) { /* in their order */
+        words = make_uint2((words.x & low) | words.y << 16, words.x >> 16 | (words.y & ~low));
+    } else if (form == CUDA_FP4_E8M0) { /* each with the one four further on, of the lane beside */
+        const uint2 other = make_uint2(__shfl_xor_sync(0xffffffffu, words.x, 1),
+                                       __shfl_xor_sync(0xffffffffu, words.y, 1));
         words = cuda_lane() % 2
-                    ? make_uint2(arch_pair_bf16(w[2], v[2]), arch_pair_bf16(w[3], v[3]))
-                    : make_uint2(arch_pair_bf16(v[0], w[0]), arch_pair_bf16(v[1], w[1]));
+                    ? make_uint2(other.x >> 16 | (words.x & ~low), other.y >> 16 | (words.y & ~low))
+                    : make_uint2((words.x & low) | other.x << 16, (words.y & low) | other.y << 16);
     }
     reinterpret_cast<uint2 *>(image)[at ^ row % 2 * 8] = words;
 }

@@ -70,22 +70,24 @@ static_assert(sizeof(shared_block<2>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits ev
 
 /* A matrix of an expert. */
 struct shape {
-    uint32_t form, n_chunks, n_groups, n_blocks, scale_rows;
+    uint32_t form, n_chunks, n_groups, runs_log2, n_blocks, scale_rows;
     size_t scales_at;
     bool quant;
 };
 
+/* What every block reads first comes first: arguments that nobody has read yet are slow. */
 struct few_experts {
-    shape of[2][2]; /* [stage][is_shared] */
-    const uint8_t *shared[3];
     const uint32_t *ids; /* [n_rows, n_used] */
-    const float *weights, *x;
-    uint32_t n_rows, n_used, first, end, hidden, width, max_lanes;
+    const float *weights;
+    uint32_t n_rows, n_used, first, end, max_lanes, dear; /* dear: items of stage 1 for one of 0 */
+    uint32_t *counters, n_counters, *launches;
     bool has_shared, round;
     float limit;
+    shape of[2][2]; /* [stage][is_shared] */
+    const uint8_t *shared[3];
+    const float *x;
+    uint32_t hidden, width;
     float *act, *parts; /* [lane, width], [lane, hidden] */
-    uint32_t dear;      /* how many items of stage 1 one of stage 0 counts for */
-    uint32_t *counters, n_counters, *launches;
     float *y;
 };
 
@@ -222,7 +224,7 @@ struct reader {
 
 __device__ __forceinline__ uint32_t first_chunk(const shape &m, uint32_t run)
 {
-    return run * m.n_chunks / (m.n_groups * WARPS);
+    return run * m.n_chunks >> m.runs_log2;
 }
 
 __device__ __forceinline__ void begin(const few_experts &e, const weights &w, const deal &d,
@@ -576,6 +578,7 @@ shape shape_of(const struct ops_device *dev, const struct ops_matrix *m, bool ro
     to.form = m->form;
     to.n_chunks = m->cols / inputs / TENSOR_UNITS;
     to.n_groups = routed ? 1 : tensor_groups_of(m->rows, m->cols, m->form);
+    to.runs_log2 = dense_log2(to.n_groups) + DENSE_WARPS_LOG2;
     to.n_blocks = m->rows / CUDA_BLOCK;
     to.quant = cuda_wants_quant(dev, m);
     if (m->form != CUDA_BF16) {
