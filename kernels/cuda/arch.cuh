@@ -141,6 +141,22 @@ __device__ __forceinline__ void arch_fetch_ahead(const void *from, uint32_t byte
                  : "memory");
 }
 
+/* --- within a block */
+
+/* A barrier of the first n_threads to come to it, whole warps; 0 is __syncthreads's. */
+__device__ __forceinline__ void arch_barrier(uint32_t id, uint32_t n_threads)
+{
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
+}
+
+/* 1 / x, to a unit in the last place; of what is subnormal infinity. */
+__device__ __forceinline__ float arch_inverse(float x)
+{
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+    return inverse;
+}
+
 /* --- words between blocks of one launch */
 
 /* What other blocks wrote before they released the value that is read here is seen by what this

@@ -235,6 +235,16 @@ static inline void arch_fetch_ahead(const void *from, uint32_t bytes)
     (void)at[bytes - 1];
 }
 
+static inline void arch_barrier(uint32_t id, uint32_t n_threads)
+{
+    emulate::barrier(id, n_threads);
+}
+
+static inline float arch_inverse(float x)
+{
+    return 1.0f / x;
+}
+
 static inline uint32_t arch_load_acquire(const uint32_t *word)
 {
     emulate::spin();
