@@ -441,7 +441,7 @@ void cuda_attend_tensor(struct ops_device *dev, const struct ops_rows *rows,
                         const struct ops_selection *selection, const struct ops_kv *kv,
                         float *ret_o);
 
-/* --- mhc_split.cu: mhc_pre over many blocks, and mhc_turn in one launch. Bound: of the mixing
+/* --- mhc_split.cu: mhc_pre over many blocks, and mhc_turn. Bound: of the mixing
  * 2^-19 of each value and of the row's largest, of a channel, which is rounded twice, two units of
  * bfloat16 (2^-6 of it) and 2^-16 of the row's largest. */
 bool cuda_mhc_split_room(struct ops_device *dev);

@@ -30,7 +30,8 @@ SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.
 GO, WAIT = 0x82D, 0x82E  # PREEXIT, ACQBULK
 MEMORY = {0x980: "LD", 0x981: "LDG", 0x985: "ST", 0x986: "STG", 0x98E: "RED", 0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x3A9: "ATOMG.CAS",
           0xFAE: "LDGSTS"}
-WEIGHTS_AHEAD = {"few_kernel": {"LDGSTS"}, "dense_stream_kernel": {"LDGSTS"}, "tensor_few_kernel": {"LDG"}, "mhc_turn_kernel": {"LDG"}}
+WEIGHTS_AHEAD = {"few_kernel": {"LDGSTS"}, "dense_stream_kernel": {"LDGSTS"}, "tensor_few_kernel": {"LDG"}, "mhc_turn_kernel": {"LDG"},
+                 "mhc_chunks_kernel": {"LDG"}}
 LAUNCHED_ALONE = {"parcel.cu"}  # not by cuda_run
 
 

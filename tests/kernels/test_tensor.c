@@ -1,15 +1,15 @@
 /* Tuned products and hyper-connections of a GPU, held to the bounds that they state.
  *
  * Products: every form and shapes on and off the kernels' edges, against a sum in double of the
- * same elements; each row's bits in calls of 1 to 40 rows, whatever its place. Experts and mhc_pre:
+ * same elements; each row's bits in calls of 1 to 40 rows, whatever its place. Experts and mhc:
  * against the reference kernels of the same device, with the same demand on bits. Long calls by
  * products=tiles: the bits of the same call without. Outputs are poisoned.
  *
  * `scaled`: the products and experts by block-scaled products instead, on inputs that the quantiser
- * made and weights in their form; without mhc_pre.
+ * made and weights in their form; without mhc.
  *
- * test_tensor cuda:N [tiny|small|long|all [scaled]]. tiny: small products alone; long: long calls
- * of small ones. 77 without it.
+ * test_tensor cuda:N [tiny|small|long|mhc|all [scaled]]. tiny: small products alone; long: long
+ * calls of small ones; mhc: the hyper-connections alone. 77 without it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -188,12 +188,12 @@ static void check_product(enum ops_format format, uint32_t rows, uint32_t cols)
 /* --- operations against the reference of the same device */
 
 /* MOST_ROWS rows, the first `width` of every `stride` values. */
-static void compare(const char *what, const float *got, const float *want, size_t stride,
-                    size_t width, double of_value, double of_row)
+static void compare(const char *what, size_t n_rows, const float *got, const float *want,
+                    size_t stride, size_t width, double of_value, double of_row)
 {
     int before = n_wrong;
     double worst = 0;
-    for (size_t r = 0; r < MOST_ROWS; r++) {
+    for (size_t r = 0; r < n_rows; r++) {
         double most = 0;
         for (size_t i = 0; i < width; i++) {
             most = fmax(most, fabs((double)want[r * stride + i]));
@@ -207,7 +207,7 @@ static void compare(const char *what, const float *got, const float *want, size_
             }
         }
     }
-    printf("%s: %zu values, worst %.3f of the bound, %d wrong\n", what, MOST_ROWS * width, worst,
+    printf("%s: %zu values, worst %.3f of the bound, %d wrong\n", what, n_rows * width, worst,
            n_wrong - before);
 }
 
@@ -230,67 +230,82 @@ static float *vector_there(size_t n, float scale)
 
 enum { S = OPS_HC * HIDDEN, MIX = OPS_HC + OPS_HC * OPS_HC };
 
-/* From one sublayer to the next, against the reference's two steps; then rows alone. */
-static void check_turn(const struct ops_rows *rows, const struct ops_hc *hc, const float *norm,
-                       const float *streams)
+static void make_hc(uint32_t hidden, struct ops_hc *ret)
 {
-    enum { X = MOST_ROWS * HIDDEN, M = MOST_ROWS * OPS_HC_OUT, ALL = MOST_ROWS * S };
-    float *y = random_floats(&seed, X, 1.0f), *y_there = upload_halves(y, X);
-    float *before = random_floats(&seed, M, 0.5f);
+    struct ops_source fn = {.format = OPS_F32,
+                            .rows = OPS_HC_OUT,
+                            .cols = OPS_HC * hidden,
+                            .row_bytes = OPS_HC * hidden * sizeof(float),
+                            .block_rows = 1,
+                            .block_cols = 1,
+                            .global_scale = 1.0f};
+    float *f = random_floats(&seed, (size_t)OPS_HC_OUT * OPS_HC * hidden, 0.01f);
+    fn.data = f;
+    must(ops->pack(dev, &fn, &ret->fn), &(struct error){"no memory"});
+    ret->base = vector_there(OPS_HC_OUT, 0.5f);
+    ret->scale = vector_there(3, 0.5f);
+    mem_free(f);
+}
+
+/* From one sublayer to the next, against the reference's two steps; then every `step`th row alone.
+ */
+static void check_turn(uint32_t hidden, uint32_t n_rows, uint32_t step)
+{
+    const size_t n_x = (size_t)n_rows * hidden, n_mix = (size_t)n_rows * OPS_HC_OUT,
+                 a_row = (size_t)OPS_HC * hidden, n_f = n_rows * a_row;
+    const uint32_t usual = dev->d.hidden;
+    struct ops_hc hc;
+    dev->d.hidden = hidden;
+    make_hc(hidden, &hc);
+    const float *norm = vector_there(hidden, 0.3f);
+    float *y = random_floats(&seed, n_x, 1.0f), *y_there = upload_halves(y, n_x);
+    float *before = random_floats(&seed, n_mix, 0.5f), *streams = random_floats(&seed, n_f, 2.0f);
     float *x[2], *mix[2], *f[2], *got_x[2], *got_mix[2], *got_f[2];
-    struct ops_rows alone = {.n_rows = 1};
+    struct ops_rows rows = {.n_rows = n_rows}, alone = {.n_rows = 1};
     for (int i = 0; i < 2; i++) {
-        x[i] = poisoned_there(X);
-        mix[i] = need(ops->upload(dev, before, M * sizeof(float)));
-        f[i] = poisoned_there(ALL);
-        ops->read(dev, f[i], streams, ALL * sizeof(float)); /* from device to device */
-        got_x[i] = mem_array(X, 4);
-        got_mix[i] = mem_array(M, 4);
-        got_f[i] = mem_array(ALL, 4);
+        x[i] = poisoned_there(n_x);
+        mix[i] = need(ops->upload(dev, before, n_mix * sizeof(float)));
+        f[i] = upload_halves(streams, n_f);
+        got_x[i] = mem_array(n_x, 4);
+        got_mix[i] = mem_array(n_mix, 4);
+        got_f[i] = mem_array(n_f, 4);
         if (i) {
-            cuda_mhc_turn(dev, rows, y_there, hc, norm, f[i], x[i], mix[i]);
+            cuda_mhc_turn(dev, &rows, y_there, &hc, norm, f[i], x[i], mix[i]);
         } else {
-            cuda_mhc_post(dev, rows, y_there, mix[i], f[i]);
-            cuda_mhc_pre(dev, rows, hc, norm, f[i], x[i], mix[i]);
+            cuda_mhc_post(dev, &rows, y_there, mix[i], f[i]);
+            cuda_mhc_pre(dev, &rows, &hc, norm, f[i], x[i], mix[i]);
         }
-        fetch(got_x[i], x[i], X * sizeof(float));
-        fetch(got_mix[i], mix[i], M * sizeof(float));
-        fetch(got_f[i], f[i], ALL * sizeof(float));
+        fetch(got_x[i], x[i], n_x * sizeof(float));
+        fetch(got_mix[i], mix[i], n_mix * sizeof(float));
+        fetch(got_f[i], f[i], n_f * sizeof(float));
     }
-    same_bits("mhc_turn, streams", got_f[1], got_f[0], ALL);
-    compare("mhc_turn, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
-    compare("mhc_turn, x", got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
-    for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
-        ops->read(dev, f[0], streams + (size_t)r * S, S * sizeof(float));
+    same_bits("mhc_turn, streams", got_f[1], got_f[0], n_f);
+    compare("mhc_turn, mix", n_rows, got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
+    compare("mhc_turn, x", n_rows, got_x[1], got_x[0], hidden, hidden, 0x1p-6, 0x1p-16);
+    for (uint32_t r = 0; r < n_rows; r += step) {
+        ops->write(dev, f[0], streams + r * a_row, a_row * sizeof(float));
         ops->write(dev, mix[0], before + (size_t)r * OPS_HC_OUT, OPS_HC_OUT * sizeof(float));
-        cuda_mhc_turn(dev, &alone, y_there + (size_t)r * HIDDEN, hc, norm, f[0], x[0], mix[0]);
-        fetch(got_x[0], x[0], HIDDEN * sizeof(float));
-        same_bits("mhc_turn alone", got_x[0], got_x[1] + (size_t)r * HIDDEN, HIDDEN);
+        cuda_mhc_turn(dev, &alone, y_there + (size_t)r * hidden, &hc, norm, f[0], x[0], mix[0]);
+        fetch(got_x[0], x[0], hidden * sizeof(float));
+        fetch(got_mix[0], mix[0], MIX * sizeof(float));
+        same_bits("mhc_turn alone", got_x[0], got_x[1] + (size_t)r * hidden, hidden);
+        same_bits("mhc_turn alone, mix", got_mix[0], got_mix[1] + (size_t)r * OPS_HC_OUT, MIX);
     }
+    dev->d.hidden = usual;
     for (int i = 0; i < 2; i++) {
         mem_free(got_x[i]);
         mem_free(got_mix[i]);
         mem_free(got_f[i]);
     }
     mem_free(before);
+    mem_free(streams);
     mem_free(y);
 }
 
 static void check_mhc(void)
 {
-    struct ops_source fn = {.format = OPS_F32,
-                            .rows = OPS_HC_OUT,
-                            .cols = S,
-                            .row_bytes = S * 4,
-                            .block_rows = 1,
-                            .block_cols = 1,
-                            .global_scale = 1.0f};
-    float *f = random_floats(&seed, (size_t)OPS_HC_OUT * S, 0.01f);
-    fn.data = f;
     struct ops_hc hc;
-    must(ops->pack(dev, &fn, &hc.fn), &(struct error){"no memory"});
-    hc.base = vector_there(OPS_HC_OUT, 0.5f);
-    hc.scale = vector_there(3, 0.5f);
+    make_hc(HIDDEN, &hc);
     const float *norm = vector_there(HIDDEN, 0.3f);
     float *streams = random_floats(&seed, (size_t)MOST_ROWS * S, 2.0f);
     float *there = upload_halves(streams, (size_t)MOST_ROWS * S);
@@ -306,10 +321,9 @@ static void check_mhc(void)
         fetch(got_x[i], x[i], X * sizeof(float));
         fetch(got_mix[i], mix[i], M * sizeof(float));
     }
-    compare("mhc_pre, mix", got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
+    compare("mhc_pre, mix", MOST_ROWS, got_mix[1], got_mix[0], OPS_HC_OUT, MIX, 0x1p-19, 0x1p-19);
     /* Two roundings to bf16, of the sum and of what is normed: each may go to the next. */
-    compare("mhc_pre, x", got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
-    check_turn(&rows, &hc, norm, there);
+    compare("mhc_pre, x", MOST_ROWS, got_x[1], got_x[0], HIDDEN, HIDDEN, 0x1p-6, 0x1p-16);
     rows.n_rows = 1;
     for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
         cuda_mhc_pre_split(dev, &rows, &hc, norm, there + (size_t)r * S, x[0], mix[0]);
@@ -321,7 +335,13 @@ static void check_mhc(void)
         mem_free(got_mix[i]);
     }
     mem_free(streams);
-    mem_free(f);
+    /* In one launch and in chunks, one and several a block; channels that the parts share unevenly,
+     * and more than the first instance takes. */
+    check_turn(HIDDEN, MOST_ROWS, 7);
+    check_turn(HIDDEN, 7, 3);
+    check_turn(HIDDEN, LONG_ROWS, 66);
+    check_turn(5000, 19, 6);
+    check_turn(100, 9, 4);
 }
 
 static void make_experts(struct ops_expert *ret_experts)
@@ -367,7 +387,7 @@ static void check_experts(void)
         fetch(got[i], y, Y * sizeof(float));
     }
     /* An activation between the products may round to the next e4m3: 2^-4 of one of many. */
-    compare("experts", got[1], got[0], HIDDEN, HIDDEN, 0.003, 0.003);
+    compare("experts", MOST_ROWS, got[1], got[0], HIDDEN, HIDDEN, 0.003, 0.003);
     rows.n_rows = 1;
     for (uint32_t r = 0; r < MOST_ROWS; r += 7) {
         tuned(dev, &rows, &layer, there + (size_t)r * HIDDEN, ids_there + r * N_USED,
@@ -545,8 +565,9 @@ int main(int argc, char **argv)
     }
     const bool tiny = argc > 2 && strcmp(argv[2], "tiny") == 0;
     const bool small = argc > 2 && strcmp(argv[2], "small") == 0; /* for tools that slow it down */
+    const bool mhc = argc > 2 && strcmp(argv[2], "mhc") == 0;
     const bool is_long = argc > 2 && strcmp(argv[2], "long") == 0;
-    const uint32_t most = tiny ? 30000 : is_long ? 90000 : (small ? 300000 : UINT32_MAX);
+    const uint32_t most = mhc ? 0 : tiny ? 30000 : is_long ? 90000 : (small ? 300000 : UINT32_MAX);
     scaled = argc > 3 && strcmp(argv[3], "scaled") == 0;
     ops = choice.ops;
     dims.o_groups = 1; /* room for the widest inputs below */
@@ -582,11 +603,13 @@ int main(int argc, char **argv)
     if (is_long) {
         check_joined();
     }
-    if (!tiny && !is_long) {
+    if (!tiny && !is_long && !mhc) {
         check_experts();
     }
     if (!tiny && !is_long && !scaled) {
         check_mhc();
+    }
+    if (!tiny && !is_long && !scaled && !mhc) {
         check_long_experts();
     }
     dev->image = image;
