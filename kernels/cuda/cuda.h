@@ -416,7 +416,7 @@ void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
 
-/* --- dense_stream.cu: project and oproj in one launch each, up to 16 rows; what it doesn't serve
+/* --- dense_stream.cu: project and oproj in one launch each, up to 8 rows; what it doesn't serve
  * goes to cuda_project_tensor and cuda_oproj_tensor, whose bits it gives. */
 bool cuda_dense_room(struct ops_device *dev);
 void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,

@@ -33,7 +33,9 @@ enum {
     WARPS = TENSOR_RUNS,
     THREADS = WARPS * CUDA_WARP,
     GROUP = FORMATS_INPUT_GROUP,
-    MOST_ROWS = 16,
+    MOST_ROWS = 8, /* of more the inputs take longer than the weights */
+    NT = MOST_ROWS / 8,
+    DEPTH = 5, /* chunks of a ring: one is used, four are on their way */
     MOST_MATRICES = CUDA_MOST_JOINED + 1,
     MOST_BLOCKS = 2048,  /* of a launch */
     MOST_HEAD_DIM = 512, /* floats that fit a warp's room */
@@ -46,17 +48,15 @@ struct slot {
     uint32_t scales[CUDA_BLOCK / 4];
 };
 
-/* NT: rows by the eight. A warp's room holds the rows' inputs of one group of 128 or more, then its
- * pieces, two at most. */
-template <int NT> struct shared_block {
-    enum { ROWS = 8 * NT, DEPTH = NT == 1 ? 5 : 4 };
+/* A warp's room holds the rows' inputs of one group of 128 or more, then its pieces, two at most.
+ */
+struct shared_block {
     slot rings[WARPS][DEPTH];
-    uint4 room[WARPS][ROWS * GROUP / 8];
+    uint4 room[WARPS][MOST_ROWS * GROUP / 8];
     float roots[MOST_ROWS];
 };
-static_assert(sizeof(shared_block<1>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
-static_assert(sizeof(shared_block<2>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
-static_assert(sizeof(shared_block<1>::room[0]) >= MOST_HEAD_DIM * sizeof(float), "a head fits");
+static_assert(sizeof(shared_block) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
+static_assert(sizeof(shared_block::room[0]) >= MOST_HEAD_DIM * sizeof(float), "a head fits");
 
 struct matrix {
     const uint8_t *data;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void begin(const dense &d, reader *r)
 }
 
 /* Asks for one chunk more, if there is one, and closes a group in any case. */
-template <int DEPTH> __device__ __forceinline__ void read_on(const dense &d, reader *r)
+__device__ __forceinline__ void read_on(const dense &d, reader *r)
 {
     if (r->chunk == r->end && r->item < d.n_items) {
         begin(d, r);
@@ -226,19 +226,17 @@ __device__ __forceinline__ void convert(const matrix &m, uint32_t n_rows, uint32
 /* --- an item */
 
 /* Pieces of a warp as mma leaves them: the first of two, and the one that is being summed. */
-template <int NT> struct pieces {
+struct pieces {
     float first[2][NT][4], last[2][NT][4];
 };
 
 /* This warp's eighth: its pieces. */
-template <int NT>
-__device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shared_block<NT> *s,
-                                           reader *r, uint32_t *used, pieces<NT> *p)
+__device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shared_block *s,
+                                           reader *r, uint32_t *used, pieces *p)
 {
-    enum { DEPTH = shared_block<NT>::DEPTH, ROWS = shared_block<NT>::ROWS };
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
     const uint32_t chunks_a_set = dense_chunks(m.form), words_a_chunk = dense_words(m.form);
-    const uint32_t n_sets = m.n_chunks / WARPS / chunks_a_set, fit = ROWS / d.n_rows;
+    const uint32_t n_sets = m.n_chunks / WARPS / chunks_a_set, fit = MOST_ROWS / d.n_rows;
     const uint32_t at_once = fit < n_sets ? fit : n_sets;
     const bool folds = m.n_groups % TENSOR_RUNS == 0;
     uint4 *image = s->room[warp];
@@ -259,7 +257,7 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
         for (uint32_t k = 0; k < n * chunks_a_set; k++) {
             arch_copy_wait<DEPTH - 2>();
             __syncwarp(); /* scales are there, and the slot before this one is free */
-            read_on<DEPTH>(d, r);
+            read_on(d, r);
             const slot &at = r->ring[*used];
             *used = *used + 1 == DEPTH ? 0 : *used + 1;
             if (m.form == CUDA_FP8) {
@@ -288,8 +286,7 @@ __device__ __forceinline__ void sum_pieces(const dense &d, const matrix &m, shar
 }
 
 /* One output of a row: all warps' pieces, in turn. */
-template <int NT>
-__device__ __forceinline__ float sum_of_pieces(const matrix &m, const shared_block<NT> &s,
+__device__ __forceinline__ float sum_of_pieces(const matrix &m, const shared_block &s,
                                                uint32_t n_rows, uint32_t row)
 {
     const bool folds = m.n_groups % TENSOR_RUNS == 0;
@@ -308,13 +305,12 @@ __device__ __forceinline__ float sum_of_pieces(const matrix &m, const shared_blo
     return total;
 }
 
-template <int NT>
 __device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint32_t block,
-                                          shared_block<NT> *s, reader *r, uint32_t *used)
+                                          shared_block *s, reader *r, uint32_t *used)
 {
     const uint32_t warp = threadIdx.x / CUDA_WARP;
-    pieces<NT> p;
-    sum_pieces<NT>(d, m, s, r, used, &p);
+    pieces p;
+    sum_pieces(d, m, s, r, used, &p);
     __syncwarp(); /* the image is used, and pieces take its place */
     float *room = reinterpret_cast<float *>(s->room[warp]);
     if (m.n_pieces == 2) {
@@ -327,7 +323,7 @@ __device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint3
     for (int i = 0; i < NT; i++) {
         const uint32_t row = i * WARPS + warp;
         if (row < d.n_rows) {
-            const float total = sum_of_pieces<NT>(m, *s, d.n_rows, row);
+            const float total = sum_of_pieces(m, *s, d.n_rows, row);
             m.y[row * m.y_stride + block * CUDA_BLOCK + cuda_lane()] = cuda_rounded(total, m.round);
         }
     }
@@ -340,23 +336,39 @@ __device__ __forceinline__ void make_item(const dense &d, const matrix &m, uint3
 
 /* --- what waits for others */
 
-/* The rows' roots for the norm, in every block; and some blocks write a row of what comes out. */
+/* The rows' roots for the norm, in every block; and some blocks write a row of what comes out. The
+ * sum is warp_dot's, with more of it under way. */
 __device__ __forceinline__ void find_roots(const dense &d, const matrix &m, float *roots)
 {
+    enum { AT_ONCE = 16 };
+    static_assert(MANY_INPUTS % (AT_ONCE * CUDA_WARP) == 0, "whole turns");
     const uint32_t n = d.norm_dim, i = first_of_second(d) - d.n_first_items;
     for (uint32_t row = threadIdx.x / CUDA_WARP; row < d.n_rows; row += WARPS) {
-        const float *x = m.x + row * m.x_stride;
-        const float root = sqrtf(warp_dot(x, x, n) / (float)n + d.eps);
+        const float *x = m.x + row * m.x_stride + cuda_lane();
+        float sum = 0.0f;
+        for (uint32_t k = 0; k < n; k += AT_ONCE * CUDA_WARP) {
+            float v[AT_ONCE];
+#pragma unroll
+            for (int c = 0; c < AT_ONCE; c++) {
+                v[c] = __ldcg(x + k + c * CUDA_WARP);
+            }
+#pragma unroll
+            for (int c = 0; c < AT_ONCE; c++) {
+                sum += v[c] * v[c];
+            }
+        }
+        const float root = sqrtf(warp_sum(sum) / (float)n + d.eps);
         if (cuda_lane() == 0) {
             roots[row] = root;
         }
-        if (row % d.n_norm_blocks == i) {
-            for (uint32_t k = cuda_lane(); k < n; k += CUDA_WARP) {
-                d.normed[(size_t)row * n + k] = bf16_round(x[k] / root * m.norm[k]);
-            }
-        }
     }
     __syncthreads();
+    for (uint32_t row = i; row < d.n_rows; row += d.n_norm_blocks) {
+        for (uint32_t k = threadIdx.x; k < n; k += THREADS) {
+            d.normed[(size_t)row * n + k] =
+                bf16_round(__ldcg(m.x + row * m.x_stride + k) / roots[row] * m.norm[k]);
+        }
+    }
 }
 
 /* A head of a row: norm, rotation, and for a key-value row the quantiser. A warp's. */
@@ -364,8 +376,21 @@ __device__ __forceinline__ void finish_head(const dense &d, const heads &h, uint
                                             uint32_t head, float *room)
 {
     float *x = h.x + ((size_t)row * h.n + head) * d.head_dim;
-    for (uint32_t i = cuda_lane(); i < d.head_dim; i += CUDA_WARP) {
-        room[i] = __ldcg(x + i);
+    enum { AT_ONCE = 8 };
+    for (uint32_t i = cuda_lane(); i < d.head_dim; i += AT_ONCE * CUDA_WARP) {
+        float v[AT_ONCE];
+#pragma unroll
+        for (int c = 0; c < AT_ONCE; c++) {
+            const uint32_t k = i + c * CUDA_WARP;
+            v[c] = k < d.head_dim ? __ldcg(x + k) : 0.0f;
+        }
+#pragma unroll
+        for (int c = 0; c < AT_ONCE; c++) {
+            const uint32_t k = i + c * CUDA_WARP;
+            if (k < d.head_dim) {
+                room[k] = v[c];
+            }
+        }
     }
     warp_rms_norm(room, h.norm, d.head_dim, d.eps, true, room);
     warp_rope(room, d.head_dim, d.rope_dim, d.rope + (size_t)row * d.rope_dim, false, true);
@@ -402,21 +427,19 @@ __device__ __forceinline__ void finish_heads(const dense &d, uint32_t launches, 
 
 /* --- the launch */
 
-template <int NT>
 __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
     dense_stream_kernel(const __grid_constant__ dense d)
 {
     arch_grid_go();
-    enum { DEPTH = shared_block<NT>::DEPTH };
     extern __shared__ uint4 dense_shared[];
-    shared_block<NT> *s = reinterpret_cast<shared_block<NT> *>(dense_shared);
+    shared_block *s = reinterpret_cast<shared_block *>(dense_shared);
     const uint32_t warp = threadIdx.x / CUDA_WARP;
     uint32_t used = 0;
     reader r = {};
     r.ring = s->rings[warp];
     r.item = first_item(d);
     for (int i = 0; i < DEPTH - 1; i++) {
-        read_on<DEPTH>(d, &r);
+        read_on(d, &r);
     }
     arch_grid_wait(); /* weights alone are older than this step */
     const uint32_t launches = d.launches[blockIdx.x] + 1;
@@ -434,7 +457,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
             }
             has_waited = true;
         }
-        make_item<NT>(d, m, block, s, &r, &used);
+        make_item(d, m, block, s, &r, &used);
     }
     finish_heads(d, launches, reinterpret_cast<float *>(s->room[warp]));
     __syncthreads(); /* all have read how many launches there were */
@@ -492,12 +515,6 @@ void deal(dense *d, uint32_t n_blocks)
     d->n_norm_blocks = n_second < d->n_second_blocks ? n_second : d->n_second_blocks;
 }
 
-template <int NT>
-void launch(struct ops_device *dev, const dense &d, uint32_t n_blocks, const char *what)
-{
-    cuda_run(dev, what, dense_stream_kernel<NT>, n_blocks, THREADS, sizeof(shared_block<NT>), d);
-}
-
 /* Whether calls of so many rows are for this file: not of ranks that share a GPU. */
 bool is_few(const struct ops_device *dev, uint32_t n_rows)
 {
@@ -511,30 +528,7 @@ void run(struct ops_device *dev, dense *d, uint32_t n_rows, const char *what)
     const uint32_t n_blocks = fit < MOST_BLOCKS ? fit : (uint32_t)MOST_BLOCKS;
     d->n_rows = n_rows;
     deal(d, n_blocks);
-    if (n_rows > 8) {
-        launch<2>(dev, *d, n_blocks, what);
-    } else {
-        launch<1>(dev, *d, n_blocks, what);
-    }
-}
-
-/* Blocks of it that a multiprocessor has room for. */
-template <int NT> bool count_blocks(struct ops_device *dev, int *least)
-{
-    int n = 0;
-    const size_t bytes = sizeof(shared_block<NT>);
-    if (!cuda_kept(dev,
-                   cudaFuncSetAttribute(dense_stream_kernel<NT>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                   "shared memory for dense products") ||
-        !cuda_kept(dev,
-                   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, dense_stream_kernel<NT>,
-                                                                 THREADS, bytes),
-                   "room for dense products")) {
-        return false;
-    }
-    *least = n < *least ? n : *least;
-    return true;
+    cuda_run(dev, what, dense_stream_kernel, n_blocks, THREADS, sizeof(shared_block), *d);
 }
 
 enum { Q_LORA, KEY_VALUE, HEADS }; /* counters of project; oproj has one */
@@ -546,7 +540,7 @@ bool cuda_dense_room(struct ops_device *dev)
     const struct ops_dims *d = &dev->d;
     struct cuda_dense *room = &dev->dense;
     bool ok = true;
-    int n = 2;
+    int n = 0;
     if (d->exact) {
         return true;
     }
@@ -555,7 +549,16 @@ bool cuda_dense_room(struct ops_device *dev)
         room->counters[i] = static_cast<uint32_t *>(cuda_room(dev, HEADS + d->n_heads, 1, &ok));
     }
     room->raw = static_cast<float *>(cuda_room(dev, MOST_ROWS, d->q_lora, &ok));
-    if (ok && !dev->limits.only_plan && count_blocks<1>(dev, &n) && count_blocks<2>(dev, &n)) {
+    if (ok && !dev->limits.only_plan &&
+        cuda_kept(dev,
+                  cudaFuncSetAttribute(dense_stream_kernel,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)sizeof(shared_block)),
+                  "shared memory for dense products") &&
+        cuda_kept(dev,
+                  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, dense_stream_kernel, THREADS,
+                                                                sizeof(shared_block)),
+                  "room for dense products")) {
         room->blocks_a_sm = (uint32_t)n;
     }
     return ok && !dev->failed;

@@ -14,7 +14,7 @@
 #include "tests/kernels/backends.h"
 #include "tests/kernels/small.h"
 
-enum { ROWS = 20, MOST_STREAMED = 16, MAX_GROUPS = 8, SPARE = 32 };
+enum { ROWS = 20, MOST_STREAMED = 8, MAX_GROUPS = 8, SPARE = 32 };
 
 struct shape {
     const char *name;
