@@ -49,16 +49,32 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
+/* What a lane asks memory for before it uses the first of it: one warp alone waits for little else.
+ */
+enum { CUDA_BATCH = 8 };
+
 /* cpu_dot: element i in lane i % 32 for all whole eights; of the rest, j in lane 24 + j. */
 __device__ __forceinline__ float warp_dot(const float *a, const float *b, size_t n)
 {
     float sum = 0.0f;
-    size_t whole = n / 8 * 8;
-    for (size_t i = cuda_lane(); i < whole; i += CUDA_WARP) {
+    size_t whole = n / 8 * 8, i = cuda_lane();
+    for (; i + (CUDA_BATCH - 1) * CUDA_WARP < whole; i += CUDA_BATCH * CUDA_WARP) {
+        float x[CUDA_BATCH], y[CUDA_BATCH];
+#pragma unroll
+        for (int k = 0; k < CUDA_BATCH; k++) {
+            x[k] = a[i + k * CUDA_WARP];
+            y[k] = b[i + k * CUDA_WARP];
+        }
+#pragma unroll
+        for (int k = 0; k < CUDA_BATCH; k++) {
+            sum += x[k] * y[k];
+        }
+    }
+    for (; i < whole; i += CUDA_WARP) {
         sum += a[i] * b[i];
     }
     if (cuda_lane() >= 24 && whole + cuda_lane() - 24 < n) {
-        size_t i = whole + cuda_lane() - 24;
+        i = whole + cuda_lane() - 24;
         sum += a[i] * b[i];
     }
     return warp_sum(sum);
@@ -79,12 +95,21 @@ __device__ __forceinline__ void warp_rms_norm(const float *x, const float *w, si
     __syncwarp();
     float root = sqrtf(warp_dot(x, x, n) / (float)n + eps);
     __syncwarp();
-    for (size_t i = cuda_lane(); i < n; i += CUDA_WARP) {
-        float value = x[i] / root;
-        if (w) {
-            value *= w[i];
+    for (size_t first = cuda_lane(); first < n; first += CUDA_BATCH * CUDA_WARP) {
+        float value[CUDA_BATCH], by[CUDA_BATCH];
+#pragma unroll
+        for (int k = 0; k < CUDA_BATCH; k++) {
+            const size_t i = first + k * CUDA_WARP;
+            value[k] = i < n ? x[i] : 0.0f;
+            by[k] = w && i < n ? w[i] : 1.0f;
         }
-        y[i] = cuda_rounded(value, round);
+#pragma unroll
+        for (int k = 0; k < CUDA_BATCH; k++) {
+            const size_t i = first + k * CUDA_WARP;
+            if (i < n) {
+                y[i] = cuda_rounded(value[k] / root * by[k], round);
+            }
+        }
     }
     __syncwarp();
 }

@@ -19,13 +19,25 @@ __device__ __forceinline__ float warp_root(const float *f, size_t n, float eps)
 __device__ __forceinline__ void warp_weigh_streams(const float *streams, const float *w, uint32_t n,
                                                    bool round, float *y)
 {
-    for (uint32_t i = cuda_lane(); i < n; i += CUDA_WARP) {
-        float sum = w[0] * streams[i];
+    for (uint32_t first = cuda_lane(); first < n; first += CUDA_BATCH * CUDA_WARP) {
+        float x[CUDA_BATCH][OPS_HC];
 #pragma unroll
-        for (uint32_t k = 1; k < OPS_HC; k++) {
-            sum += w[k] * streams[(size_t)k * n + i];
+        for (int b = 0; b < CUDA_BATCH * OPS_HC; b++) {
+            const uint32_t i = first + b / OPS_HC * CUDA_WARP, k = b % OPS_HC;
+            x[b / OPS_HC][k] = i < n ? streams[(size_t)k * n + i] : 0.0f;
         }
-        y[i] = cuda_rounded(sum, round);
+#pragma unroll
+        for (int b = 0; b < CUDA_BATCH; b++) {
+            const uint32_t i = first + b * CUDA_WARP;
+            float sum = w[0] * x[b][0];
+#pragma unroll
+            for (uint32_t k = 1; k < OPS_HC; k++) {
+                sum += w[k] * x[b][k];
+            }
+            if (i < n) {
+                y[i] = cuda_rounded(sum, round);
+            }
+        }
     }
     __syncwarp();
 }
