@@ -39,7 +39,7 @@ static_assert(WARPS == 1 << WARPS_LOG2, "its logarithm");
 
 struct slot {
     uint4 units[TENSOR_CHUNK_BYTES / sizeof(uint4)]; /* as they are packed */
-    uint32_t scales[CUDA_BLOCK / 4];
+    uint32_t scales[CUDA_WARP]; /* the first eight: copies are quickest to lines of 128 bytes */
 };
 
 struct few_product {
@@ -328,12 +328,16 @@ __device__ __forceinline__ void join(const few_product &p, uint32_t n_rows, uint
 #pragma unroll
     for (int i = 0; i < NT; i++) {
         const uint32_t row = i * WARPS + warp, at = row * CUDA_BLOCK + cuda_lane();
-        sums[i] = 0.0f;
-        if (row < n_rows) {
-            sums[i] = __ldcg(from + at);
-            for (uint32_t g = 1; g < p.n_groups; g++) {
-                sums[i] += __ldcg(from + g * n_rows * CUDA_BLOCK + at);
-            }
+        float of_group[TENSOR_MAX_GROUPS]; /* all are asked for before the first is used */
+#pragma unroll
+        for (uint32_t g = 0; g < TENSOR_MAX_GROUPS; g++) {
+            of_group[g] =
+                row < n_rows && g < p.n_groups ? __ldcg(from + g * n_rows * CUDA_BLOCK + at) : 0.0f;
+        }
+        sums[i] = of_group[0];
+#pragma unroll
+        for (uint32_t g = 1; g < TENSOR_MAX_GROUPS; g++) {
+            sums[i] = g < p.n_groups ? sums[i] + of_group[g] : sums[i];
         }
     }
     store<NT>(p, n_rows, panel, sums);
