@@ -129,12 +129,15 @@ static void cache(struct forward *f, uint32_t layer_i, const struct ops_rows *ro
     for (uint32_t k = 0; k < forward_n_memories(f); k++) {
         struct forward_rank *rank = turn(f, k);
         const struct ops_layer *layer = &rank->layers[layer_i];
-        if (layer->place.ratio == OPS_SPARSE_RATIO) {
+        const bool is_sparse = layer->place.ratio == OPS_SPARSE_RATIO;
+        if (is_sparse && !ops->inputs) {
             ops->indexer(rank->device, rows, layer, rank->x, rank->qr, rank->iq, rank->iw);
             ops->compress(rank->device, rows, layer, true, rank->x, &rank->kv);
+        }
+        if (is_sparse) {
             ops->topk(rank->device, rows, layer, rank->iq, rank->iw, &rank->kv, &rank->selection);
         }
-        if (layer->place.ratio) {
+        if (layer->place.ratio && !ops->inputs) {
             ops->compress(rank->device, rows, layer, false, rank->x, &rank->kv);
         }
     }
@@ -145,8 +148,13 @@ static void attention(struct forward *f, uint32_t layer_i, const struct ops_rows
     const struct ops *ops = f->ops;
     for (uint32_t k = 0; k < f->n_ranks; k++) {
         struct forward_rank *rank = turn(f, k);
-        ops->project(rank->device, rows, &rank->layers[layer_i], rank->x, rank->qr, rank->q,
-                     rank->kv_rows);
+        const struct ops_layer *layer = &rank->layers[layer_i];
+        if (ops->inputs && k < forward_n_memories(f)) {
+            ops->inputs(rank->device, rows, layer, rank->x, &rank->kv, rank->qr, rank->q,
+                        rank->kv_rows, rank->iq, rank->iw);
+        } else {
+            ops->project(rank->device, rows, layer, rank->x, rank->qr, rank->q, rank->kv_rows);
+        }
     }
     cache(f, layer_i, rows);
     for (uint32_t k = 0; k < f->n_ranks; k++) {

@@ -298,6 +298,28 @@ static void timed_project(struct ops_device *device, const struct ops_rows *rows
     span_end(&span, bytes, work);
 }
 
+/* What is asked for as one can't be told apart: all of it is project's. */
+static void timed_inputs(struct ops_device *device, const struct ops_rows *rows,
+                         const struct ops_layer *layer, const float *x, const struct ops_kv *kv,
+                         float *ret_qr, float *ret_q, float *ret_kv, float *ret_iq, float *ret_iw)
+{
+    const struct ops_compressor *const c[] = {&layer->compressor, &layer->index_compressor};
+    const bool is_sparse = layer->place.ratio == OPS_SPARSE_RATIO;
+    const struct ops_matrix *const m[] = {&layer->wq_a, &layer->wq_b, &layer->wkv,
+                                          &layer->index_wq_b, &layer->index_weights};
+    double bytes = 0, work = 0;
+    struct span span = span_begin(device, PROJECT);
+    now.inner.inputs(device, rows, layer, x, kv, ret_qr, ret_q, ret_kv, ret_iq, ret_iw);
+    for (int i = 0; i < (is_sparse ? 5 : 3); i++) {
+        add_matrix(m[i], rows->n_rows, &bytes, &work);
+    }
+    for (int i = 0; i < (is_sparse ? 2 : layer->place.ratio != 0); i++) {
+        add_matrix(&c[i]->wkv, rows->n_rows, &bytes, &work);
+        add_matrix(&c[i]->wgate, rows->n_rows, &bytes, &work);
+    }
+    span_end(&span, bytes, work);
+}
+
 static void timed_compress(struct ops_device *device, const struct ops_rows *rows,
                            const struct ops_layer *layer, bool index, const float *x,
                            const struct ops_kv *kv)
@@ -457,6 +479,7 @@ enum status engine_profile_wrap(struct ops *table, struct error *err)
     table->mhc_post = timed_mhc_post;
     table->mhc_turn = table->mhc_turn ? timed_mhc_turn : NULL;
     table->project = timed_project;
+    table->inputs = table->inputs ? timed_inputs : NULL;
     table->compress = timed_compress;
     table->indexer = timed_indexer;
     table->topk = timed_topk;

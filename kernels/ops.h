@@ -341,6 +341,11 @@ struct ops {
     void (*project)(struct ops_device *device, const struct ops_rows *rows,
                     const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
                     float *ret_kv);
+    /* All that a layer's attention makes of its input: project; with a ratio compress of entries;
+     * in a sparse layer indexer and compress of keys. NULL: these are to be asked for. */
+    void (*inputs)(struct ops_device *device, const struct ops_rows *rows,
+                   const struct ops_layer *layer, const float *x, const struct ops_kv *kv,
+                   float *ret_qr, float *ret_q, float *ret_kv, float *ret_iq, float *ret_iw);
     /* Entries (or, with index, keys) that these tokens complete go to their pages. */
     void (*compress)(struct ops_device *device, const struct ops_rows *rows,
                      const struct ops_layer *layer, bool index, const float *x,

@@ -80,7 +80,7 @@ static const struct registry_variant cpu_variants[] = {
 };
 
 static const struct registry_backend cpu_backend = {
-    "cpu", &ops_cpu, cpu_variants, sizeof(cpu_variants) / sizeof(cpu_variants[0])};
+    "cpu", &ops_cpu, cpu_variants, sizeof(cpu_variants) / sizeof(cpu_variants[0]), NULL};
 
 /* --- cuda */
 
@@ -118,6 +118,8 @@ static const struct registry_variant cuda_variants[] = {
     {.operation = "mhc", .name = "turn", .note = "from a sublayer to the next in one launch or two, within the same bound as split",
      .is_untried = true, .shared_bytes = 48 << 10, .install = tuned_turn_mhc},
     CUDA_REFERENCE("mhc"),
+    {.operation = "project", .name = "joined", .note = "as tensor; up to 16 rows with the products of the indexer's and the compressors' tensor, which it goes with, in two launches",
+     .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_tensor_serves, .install = tuned_joined_project},
     CUDA_TENSOR(project), CUDA_DENSE(project), CUDA_SCALED(project, ""), CUDA_REFERENCE("project"),
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
     CUDA_TENSOR(indexer), CUDA_SCALED(indexer, ""), CUDA_REFERENCE("indexer"),
@@ -153,7 +155,7 @@ static const struct registry_variant cuda_variants[] = {
 };
 
 static const struct registry_backend cuda_backend = {
-    "cuda", &ops_cuda, cuda_variants, sizeof(cuda_variants) / sizeof(cuda_variants[0])};
+    "cuda", &ops_cuda, cuda_variants, sizeof(cuda_variants) / sizeof(cuda_variants[0]), tuned_finish};
 #endif
 /* clang-format on */
 

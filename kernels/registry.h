@@ -63,6 +63,9 @@ struct registry_backend {
     const struct ops *ops;
     const struct registry_variant *variants; /* of an operation: best first */
     size_t n_variants;
+    /* Once variants are installed: takes back what goes with some and not with others. NULL:
+     * nothing. */
+    void (*finish)(struct ops *table);
 };
 
 /* What a device text ("cpu", "cpu:2", "cuda:0", "cuda:0,1") asks for. */

@@ -314,6 +314,9 @@ enum status registry_select(const struct registry_query *q, struct ops *ret_tabl
             verdicts[i].chosen->install(&table);
         }
     }
+    if (q->backend->finish) {
+        q->backend->finish(&table);
+    }
     *ret_table = table;
     return STATUS_OK;
 }

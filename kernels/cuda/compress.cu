@@ -189,16 +189,16 @@ __global__ void __launch_bounds__(THREADS) compress_triple_kernel(struct compres
 
 } /* namespace */
 
-void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
-                   const struct ops_layer *layer, bool index, const float *x,
-                   const struct ops_kv *kv)
+void cuda_compress_entries(struct ops_device *dev, const struct ops_rows *rows,
+                           const struct ops_layer *layer, bool index, const struct ops_kv *kv,
+                           const float *k, const float *s)
 {
     const struct ops_compressor *c = index ? &layer->index_compressor : &layer->compressor;
     struct compress_args args;
     args.v = cache_view_make(&dev->d, kv, &layer->place);
     args.rows = dev->rows;
-    args.k = dev->wide;
-    args.s = dev->wide2;
+    args.k = k;
+    args.s = s;
     args.ape = c->ape;
     args.norm = c->norm;
     args.freqs = dev->freqs[1];
@@ -208,10 +208,6 @@ void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
     args.eps = dev->d.rms_eps;
     args.index = index;
     args.round = !dev->d.exact;
-    const struct cuda_gemm_item items[] = {
-        {&c->wkv, x, dev->d.hidden, dev->wide, args.width, false, false},
-        {&c->wgate, x, dev->d.hidden, dev->wide2, args.width, false, false}};
-    cuda_gemms(dev, items, 2, rows->n_rows);
     size_t shared = (args.d + dev->d.rope_dim) * sizeof(float);
     if (layer->place.ratio == OPS_SPARSE_RATIO) {
         cuda_run(dev, "compress", compress_sparse_kernel, rows->n_rows, THREADS, shared, args);
@@ -220,4 +216,16 @@ void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
         cuda_run(dev, "compress", compress_heavy_kernel, rows->n_rows, THREADS, shared, args);
         cuda_run(dev, "compress (state)", compress_triple_kernel, rows->n_seqs, THREADS, 0, args);
     }
+}
+
+void cuda_compress(struct ops_device *dev, const struct ops_rows *rows,
+                   const struct ops_layer *layer, bool index, const float *x,
+                   const struct ops_kv *kv)
+{
+    const struct ops_compressor *c = index ? &layer->index_compressor : &layer->compressor;
+    const struct cuda_gemm_item items[] = {
+        cuda_item(dev, &c->wkv, x, dev->wide, c->wkv.rows, false),
+        cuda_item(dev, &c->wgate, x, dev->wide2, c->wkv.rows, false)};
+    cuda_gemms(dev, items, 2, rows->n_rows);
+    cuda_compress_entries(dev, rows, layer, index, kv, dev->wide, dev->wide2);
 }

@@ -163,6 +163,7 @@ struct ops_device {
     bool leaves;            /* attend by leaves */
     float *partial;         /* of tensor.cu and few.cu */
     uint32_t *arrived;      /* zeroes between launches */
+    float *compressed[2];   /* inputs.c: a compressor's products, of CUDA_FEW_ROWS */
     uint16_t *few_images;   /* few.cu: few_halves of them */
     size_t few_halves, sm_shared_bytes;
     bool tiles_wanted; /* long calls by tiles.cu, ... */
@@ -306,6 +307,15 @@ struct cuda_gemm_item {
 };
 void cuda_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, uint32_t n,
                 uint32_t n_rows);
+/* Of rows x that follow each other, quantised if the matrix wants that. */
+static inline struct cuda_gemm_item cuda_item(const struct ops_device *dev,
+                                              const struct ops_matrix *matrix, const float *x,
+                                              float *y, size_t y_stride, bool round)
+{
+    const struct cuda_gemm_item item = {
+        matrix, x, matrix->cols, y, y_stride, round, matrix->quant_input && !dev->d.exact};
+    return item;
+}
 /* The same for rows x_row[0 .. n_rows) of x, in device memory. */
 void cuda_gemm_some(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                     size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,
@@ -350,6 +360,13 @@ bool cuda_tensor_gemm(struct ops_device *dev, const struct ops_matrix *matrix, c
 bool cuda_tensor_experts(struct ops_device *dev, const struct ops_matrix *shape,
                          const struct cuda_weights *matrices, const float *x, size_t x_stride,
                          const uint32_t *x_row, uint32_t max_tiles, float *y, size_t y_stride);
+
+/* --- inputs.c: project, indexer and both compressors, each as its tensor, with the products that
+ * don't wait for each other in one launch. */
+bool cuda_inputs_room(struct ops_device *dev);
+void cuda_inputs_joined(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, const float *x, const struct ops_kv *kv,
+                        float *ret_qr, float *ret_q, float *ret_kv, float *ret_iq, float *ret_iw);
 
 /* --- few.cu: the same products of up to CUDA_FEW_ROWS rows, with the same bits, all in a launch or
  * two. False, and nothing is done: too many rows or products, or one that is not served. */
@@ -492,6 +509,16 @@ void cuda_attend_leaves(struct ops_device *dev, const struct ops_rows *rows,
                         const struct ops_layer *layer, const float *q, const float *kv_rows,
                         const struct ops_selection *selection, const struct ops_kv *kv,
                         float *ret_o);
+/* What project does once the products are there: of qr and kv, and of q. */
+void cuda_project_narrow(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, float *qr, float *kv);
+void cuda_project_heads(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, float *q);
+/* What the indexer does then, of iq and iw, and a compressor, of k and s. */
+void cuda_indexer_heads(struct ops_device *dev, const struct ops_rows *rows, float *iq, float *iw);
+void cuda_compress_entries(struct ops_device *dev, const struct ops_rows *rows,
+                           const struct ops_layer *layer, bool index, const struct ops_kv *kv,
+                           const float *k, const float *s);
 void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
                 const float *o, float *ret_y);
 void cuda_route(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,

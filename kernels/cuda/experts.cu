@@ -251,10 +251,9 @@ void cuda_experts(struct ops_device *dev, const struct ops_rows *rows,
         const struct ops_expert *shared = &layer->shared;
         float *a = dev->lane_a + (size_t)max_lanes * d->expert_width;
         float *b = dev->lane_b + (size_t)max_lanes * d->expert_width;
-        const struct cuda_gemm_item items[] = {{&shared->w1, x, d->hidden, a, d->expert_width,
-                                                !d->exact, cuda_wants_quant(dev, &shared->w1)},
-                                               {&shared->w3, x, d->hidden, b, d->expert_width,
-                                                !d->exact, cuda_wants_quant(dev, &shared->w3)}};
+        const struct cuda_gemm_item items[] = {
+            cuda_item(dev, &shared->w1, x, a, d->expert_width, !d->exact),
+            cuda_item(dev, &shared->w3, x, b, d->expert_width, !d->exact)};
         cuda_gemms(dev, items, 2, n);
         gate(dev, n, false, &shared->w2, a, b);
         cuda_gemm(dev, &shared->w2, a, d->expert_width, n,

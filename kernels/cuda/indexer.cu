@@ -45,22 +45,14 @@ __global__ void __launch_bounds__(THREADS) indexer_kernel(struct indexer_args ar
 
 } /* namespace */
 
-void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
-                  const struct ops_layer *layer, const float *x, const float *qr, float *ret_iq,
-                  float *ret_iw)
+void cuda_indexer_heads(struct ops_device *dev, const struct ops_rows *rows, float *iq, float *iw)
 {
     const struct ops_dims *d = &dev->d;
-    uint32_t n = rows->n_rows;
-    const struct cuda_gemm_item items[] = {
-        {&layer->index_wq_b, qr, d->q_lora, ret_iq, (size_t)d->index_heads * d->index_dim,
-         !d->exact, cuda_wants_quant(dev, &layer->index_wq_b)},
-        {&layer->index_weights, x, d->hidden, ret_iw, d->index_heads, !d->exact, false}};
-    cuda_gemms(dev, items, 2, n);
     struct indexer_args args;
     args.rope = dev->rope[1];
-    args.iq = ret_iq;
-    args.iw = ret_iw;
-    args.n_items = n * d->index_heads;
+    args.iq = iq;
+    args.iw = iw;
+    args.n_items = rows->n_rows * d->index_heads;
     args.index_heads = d->index_heads;
     args.index_dim = d->index_dim;
     args.rope_dim = d->rope_dim;
@@ -68,4 +60,17 @@ void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
     args.round = !d->exact;
     cuda_run(dev, "indexer", indexer_kernel, (args.n_items + WARPS - 1) / WARPS, THREADS,
              WARPS * d->index_dim * sizeof(float), args);
+}
+
+void cuda_indexer(struct ops_device *dev, const struct ops_rows *rows,
+                  const struct ops_layer *layer, const float *x, const float *qr, float *ret_iq,
+                  float *ret_iw)
+{
+    const struct ops_dims *d = &dev->d;
+    const struct cuda_gemm_item items[] = {
+        cuda_item(dev, &layer->index_wq_b, qr, ret_iq, (size_t)d->index_heads * d->index_dim,
+                  !d->exact),
+        cuda_item(dev, &layer->index_weights, x, ret_iw, d->index_heads, !d->exact)};
+    cuda_gemms(dev, items, 2, rows->n_rows);
+    cuda_indexer_heads(dev, rows, ret_iq, ret_iw);
 }

@@ -50,36 +50,42 @@ __global__ void __launch_bounds__(THREADS)
 
 } /* namespace */
 
+void cuda_project_narrow(struct ops_device *dev, const struct ops_rows *rows,
+                         const struct ops_layer *layer, float *qr, float *kv)
+{
+    const struct ops_dims *d = &dev->d;
+    const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
+    cuda_run(dev, "project", narrow_kernel, (2 * rows->n_rows + WARPS - 1) / WARPS, THREADS, 0,
+             rows->n_rows, d->q_lora, d->head_dim, d->rope_dim, norm,
+             dev->rope[layer->place.ratio != 0], qr, kv);
+}
+
+void cuda_project_heads(struct ops_device *dev, const struct ops_rows *rows,
+                        const struct ops_layer *layer, float *q)
+{
+    const struct ops_dims *d = &dev->d;
+    const size_t heads = (size_t)rows->n_rows * d->n_heads;
+    cuda_run(dev, "project", head_kernel, (unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0,
+             heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, !d->exact,
+             dev->rope[layer->place.ratio != 0], q);
+}
+
 void cuda_project(struct ops_device *dev, const struct ops_rows *rows,
                   const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
                   float *ret_kv)
 {
-    const struct ops_dims *d = &dev->d;
-    const uint32_t n = rows->n_rows;
-    const bool round = !d->exact;
-    if (n == 0) {
+    if (rows->n_rows == 0) {
         return;
     }
-    const float *rope = dev->rope[layer->place.ratio != 0];
-    const struct cuda_gemm_item narrow[] = {
-        {&layer->wq_a, x, d->hidden, ret_qr, d->q_lora, round, cuda_wants_quant(dev, &layer->wq_a)},
-        {&layer->wkv, x, d->hidden, ret_kv, d->head_dim, round,
-         cuda_wants_quant(dev, &layer->wkv)}};
-    cuda_gemms(dev, narrow, 2, n);
-    const norms norm = {layer->q_norm, layer->kv_norm, d->rms_eps, d->exact};
-    cuda_run(dev, "project", narrow_kernel, (2 * n + WARPS - 1) / WARPS, THREADS, 0, n, d->q_lora,
-             d->head_dim, d->rope_dim, norm, rope, ret_qr, ret_kv);
-    const struct cuda_gemm_item wide = {&layer->wq_b,
-                                        ret_qr,
-                                        d->q_lora,
-                                        ret_q,
-                                        (size_t)d->n_heads * d->head_dim,
-                                        round,
-                                        cuda_wants_quant(dev, &layer->wq_b)};
-    cuda_gemms(dev, &wide, 1, n);
-    const size_t heads = (size_t)n * d->n_heads;
-    cuda_run(dev, "project", head_kernel, (unsigned)((heads + WARPS - 1) / WARPS), THREADS, 0,
-             heads, d->n_heads, d->head_dim, d->rope_dim, d->rms_eps, round, rope, ret_q);
+    struct cuda_gemm_item items[2] = {
+        cuda_item(dev, &layer->wq_a, x, ret_qr, dev->d.q_lora, !dev->d.exact),
+        cuda_item(dev, &layer->wkv, x, ret_kv, dev->d.head_dim, !dev->d.exact)};
+    cuda_gemms(dev, items, 2, rows->n_rows);
+    cuda_project_narrow(dev, rows, layer, ret_qr, ret_kv);
+    items[0] = cuda_item(dev, &layer->wq_b, ret_qr, ret_q, (size_t)dev->d.n_heads * dev->d.head_dim,
+                         !dev->d.exact);
+    cuda_gemms(dev, items, 1, rows->n_rows);
+    cuda_project_heads(dev, rows, layer, ret_q);
 }
 
 void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struct ops_layer *layer,
@@ -101,12 +107,7 @@ void cuda_oproj(struct ops_device *dev, const struct ops_rows *rows, const struc
         }
         cuda_gemms(dev, items, m, rows->n_rows);
     }
-    const struct cuda_gemm_item last = {&layer->wo_b,
-                                        dev->wide,
-                                        narrow,
-                                        ret_y,
-                                        d->hidden,
-                                        !d->exact && !d->is_partial,
-                                        cuda_wants_quant(dev, &layer->wo_b)};
+    const struct cuda_gemm_item last =
+        cuda_item(dev, &layer->wo_b, dev->wide, ret_y, d->hidden, !d->exact && !d->is_partial);
     cuda_gemms(dev, &last, 1, rows->n_rows);
 }

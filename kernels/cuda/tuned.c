@@ -29,6 +29,19 @@ void tuned_tensor_project(struct ops *table)
     table->project = cuda_project_tensor;
 }
 
+void tuned_joined_project(struct ops *table)
+{
+    table->project = cuda_project_tensor;
+    table->inputs = cuda_inputs_joined;
+}
+
+void tuned_finish(struct ops *table)
+{
+    if (table->compress != cuda_compress_tensor || table->indexer != cuda_indexer_tensor) {
+        table->inputs = NULL;
+    }
+}
+
 void tuned_tensor_compress(struct ops *table)
 {
     table->compress = cuda_compress_tensor;

@@ -9,6 +9,9 @@
 bool tuned_tensor_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                          struct error *why);
 void tuned_tensor_project(struct ops *table);
+void tuned_joined_project(struct ops *table);
+/* Of what goes together: inputs with both `tensor` that it stands for. */
+void tuned_finish(struct ops *table);
 void tuned_tensor_compress(struct ops *table);
 void tuned_tensor_indexer(struct ops *table);
 void tuned_tensor_oproj(struct ops *table);
