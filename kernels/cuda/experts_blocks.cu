@@ -2,7 +2,8 @@
  * products, a block 32 outputs at a time.
  *
  * Every block sorts the rows by expert for itself, which of up to 16 rows takes less than a launch
- * would. A tile is an expert's rows; the shared expert is tile 0. Stage 0 makes 32 columns of w1
+ * would. A tile is up to eight of an expert's rows; the shared
+ * expert's are the first. Stage 0 makes 32 columns of w1
  * and of w3 and from both the activations, stage 1 32 channels by w2, in the same blocks, which
  * wait for the tile's activations alone and have asked for weights before. Of the inputs a warp
  * takes a run (tensor.cuh), puts it through the quantiser into the order of an mma, in shared
@@ -27,6 +28,10 @@ enum {
     THREADS = WARPS * CUDA_WARP,
     GROUP = FORMATS_INPUT_GROUP,
     MOST_ROWS = 16,
+    TILE_ROWS = 8, /* of an expert, that its weights meet at once */
+    NT = TILE_ROWS / 8,
+    MOST_SHARED_TILES = MOST_ROWS / TILE_ROWS,
+    DEPTH = 4,     /* chunks of a ring: one is used, three are on their way */
     MOST_USED = 8, /* experts of a row */
     MOST_CHOICES = MOST_ROWS * MOST_USED,
     MOST_BLOCKS = 2048, /* of a launch */
@@ -44,7 +49,7 @@ struct plan {
     uint16_t id[MOST_CHOICES], lane_of[MOST_CHOICES], is_first[MOST_CHOICES];
     uint16_t row_of[MOST_CHOICES]; /* of a lane */
     float weight_of[MOST_CHOICES];
-    cuda_tile tiles[1 + MOST_CHOICES];
+    cuda_tile tiles[MOST_SHARED_TILES + MOST_CHOICES];
     uint16_t row_lanes[MOST_ROWS][MOST_USED]; /* ascending, ... */
     uint16_t n_lanes[MOST_ROWS];              /* ... and how many */
     uint32_t n_tiles;
@@ -56,17 +61,15 @@ struct deal {
     uint32_t n[2], spare, early;
 };
 
-/* NT: rows by the eight. A warp's room holds its inputs, then its sums. */
-template <int NT> struct shared_block {
-    enum { ROWS = 8 * NT, DEPTH = NT == 1 ? 4 : 3 };
+/* A warp's room holds its inputs, then its sums. */
+struct shared_block {
     slot rings[WARPS][DEPTH];
-    uint4 room[WARPS][ROWS * GROUP / 8];
+    uint4 room[WARPS][TILE_ROWS * GROUP / 8];
     plan where;
     deal dealt;
     uint32_t *ready, *done; /* counters: [tile], [row, block] */
 };
-static_assert(sizeof(shared_block<1>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
-static_assert(sizeof(shared_block<2>) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
+static_assert(sizeof(shared_block) <= (size_t)ARCH_MAX_SHARED_BYTES, "fits everywhere");
 
 /* A matrix of an expert. */
 struct shape {
@@ -79,7 +82,8 @@ struct shape {
 struct few_experts {
     const uint32_t *ids; /* [n_rows, n_used] */
     const float *weights;
-    uint32_t n_rows, n_used, first, end, max_lanes, dear; /* dear: items of stage 1 for one of 0 */
+    uint32_t n_rows, n_used, first, end, max_lanes, n_shared_tiles;
+    uint32_t dear; /* how many items of stage 1 one of stage 0 counts for */
     uint32_t *counters, n_counters, *launches;
     bool has_shared, round;
     float limit;
@@ -104,8 +108,11 @@ __device__ __forceinline__ void make_plan(const few_experts &e, plan *p)
         p->id[i] = id >= e.first && id < e.end ? (uint16_t)(id - e.first) : (uint16_t)NOT_OWN;
     }
     if (i == 0) {
-        p->n_tiles = e.has_shared;
-        p->tiles[0] = {0, e.max_lanes, e.n_rows};
+        p->n_tiles = e.n_shared_tiles;
+    }
+    if (i < e.n_shared_tiles) {
+        const uint32_t first = i * TILE_ROWS, left = e.n_rows - first;
+        p->tiles[i] = {0, e.max_lanes + first, left < TILE_ROWS ? left : (uint32_t)TILE_ROWS};
     }
     __syncthreads();
     const bool is_own = i < n && p->id[i] != NOT_OWN;
@@ -120,15 +127,17 @@ __device__ __forceinline__ void make_plan(const few_experts &e, plan *p)
         p->weight_of[lower + earlier] = e.weights[i];
     }
     if (i < n) {
-        p->is_first[i] = is_own && earlier == 0;
+        p->is_first[i] = is_own && earlier % TILE_ROWS == 0;
     }
     __syncthreads();
-    if (is_own && earlier == 0) {
-        uint32_t tile = e.has_shared;
+    if (is_own && earlier % TILE_ROWS == 0) {
+        const uint32_t left = same - earlier;
+        uint32_t tile = e.n_shared_tiles;
         for (uint32_t j = 0; j < n; j++) {
-            tile += p->is_first[j] && p->id[j] < p->id[i];
+            const bool is_before = p->id[j] < p->id[i] || (p->id[j] == p->id[i] && j < i);
+            tile += p->is_first[j] && is_before;
         }
-        p->tiles[tile] = {p->id[i], lower, same};
+        p->tiles[tile] = {p->id[i], lower + earlier, left < TILE_ROWS ? left : (uint32_t)TILE_ROWS};
         atomicAdd(&p->n_tiles, 1u);
     }
     if (i < n) {
@@ -154,8 +163,8 @@ __device__ __forceinline__ void make_plan(const few_experts &e, plan *p)
 __device__ __forceinline__ void deal_out(const few_experts &e, uint32_t n_tiles, deal *ret)
 {
     for (int stage = 0; stage < 2; stage++) {
-        ret->n[stage] = e.of[stage][0].n_blocks * (n_tiles - e.has_shared) +
-                        (e.has_shared ? e.of[stage][1].n_blocks : 0);
+        ret->n[stage] = e.of[stage][0].n_blocks * (n_tiles - e.n_shared_tiles) +
+                        e.of[stage][1].n_blocks * e.n_shared_tiles;
     }
     ret->spare = ret->n[0] % gridDim.x;
     ret->early = e.dear * (gridDim.x - ret->spare);
@@ -194,17 +203,12 @@ __device__ __forceinline__ item item_of(const few_experts &e, const deal &d, uin
     item to;
     to.stage = i >= d.n[0];
     i -= to.stage ? d.n[0] : 0;
-    const uint32_t of_shared = e.has_shared ? e.of[to.stage][1].n_blocks : 0;
+    const uint32_t of_shared = e.of[to.stage][1].n_blocks * e.n_shared_tiles;
     to.is_shared = i < of_shared;
-    if (to.is_shared) {
-        to.tile = 0;
-        to.block = i;
-    } else {
-        i -= of_shared;
-        const uint32_t each = e.of[to.stage][0].n_blocks;
-        to.tile = e.has_shared + i / each;
-        to.block = i % each;
-    }
+    i -= to.is_shared ? 0 : of_shared;
+    const uint32_t each = e.of[to.stage][to.is_shared].n_blocks;
+    to.tile = i / each + (to.is_shared ? 0 : e.n_shared_tiles);
+    to.block = i % each;
     return to;
 }
 
@@ -257,7 +261,6 @@ __device__ __forceinline__ void begin(const few_experts &e, const weights &w, co
 }
 
 /* Asks for one chunk more, if there is one, and closes a group in any case. */
-template <int DEPTH>
 __device__ __forceinline__ void read_on(const few_experts &e, const weights &w, const deal &d,
                                         const plan &p, reader *r)
 {
@@ -293,17 +296,16 @@ __device__ __forceinline__ const float *input_row(const few_experts &e, const pl
     if (now.stage) {
         return e.act + (size_t)(first + r) * e.width;
     }
-    return e.x + (size_t)(now.is_shared ? r : p.row_of[first + r]) * e.hidden;
+    return e.x + (size_t)(now.is_shared ? first + r - e.max_lanes : p.row_of[first + r]) * e.hidden;
 }
 
 /* n groups of 128 inputs, from `from` on, of all rows of the tile. */
-template <int NT>
 __device__ __forceinline__ void convert(const few_experts &e, const plan &p, const item &now,
                                         const cuda_tile &tile, const shape &m, uint32_t from,
                                         uint32_t n, uint4 *image)
 {
-    enum { AT_ONCE = NT == 1 ? 4 : 2 }; /* registers */
-    __syncwarp();                       /* what was there is used */
+    enum { AT_ONCE = 4 };
+    __syncwarp(); /* what was there is used */
     uint32_t row = 0, group = 0;
     for (uint32_t left = tile.n * n; left > 0;) {
         const uint32_t many = left < AT_ONCE ? left : (uint32_t)AT_ONCE;
@@ -339,26 +341,24 @@ __device__ __forceinline__ void convert(const few_experts &e, const plan &p, con
 /* --- sums */
 
 /* Everything that a block goes by. */
-template <int NT> struct place {
+struct place {
     const few_experts &e;
     const weights &w;
-    shared_block<NT> *s;
+    shared_block *s;
     reader *r;
     uint32_t *used;
 };
 
 /* This warp's run. */
-template <int NT>
-__device__ __forceinline__ void sum_run(const place<NT> &at, const item &now, const cuda_tile &tile,
+__device__ __forceinline__ void sum_run(const place &at, const item &now, const cuda_tile &tile,
                                         uint32_t run, float (*sums)[NT][4])
 {
-    enum { DEPTH = shared_block<NT>::DEPTH, ROWS = shared_block<NT>::ROWS };
     const shape &m = at.e.of[now.stage][now.is_shared];
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
     const uint32_t a_set = dense_chunks(m.form), words = dense_words(m.form);
     const uint32_t end = first_chunk(m, run + 1);
     uint32_t chunk = first_chunk(m, run), set = chunk / a_set;
-    const uint32_t end_set = (end + a_set - 1) / a_set, fit = ROWS / tile.n;
+    const uint32_t end_set = (end + a_set - 1) / a_set, fit = TILE_ROWS / tile.n;
     uint4 *image = at.s->room[warp];
 #pragma unroll
     for (int k = 0; k < 8 * NT; k++) {
@@ -366,7 +366,7 @@ __device__ __forceinline__ void sum_run(const place<NT> &at, const item &now, co
     }
     while (chunk < end) {
         const uint32_t n = end_set - set < fit ? end_set - set : fit;
-        convert<NT>(at.e, at.s->where, now, tile, m, set, n, image);
+        convert(at.e, at.s->where, now, tile, m, set, n, image);
         /* Where there are fewer rows, any row's: nobody stores their sums. */
         const uint32_t row = g < tile.n ? g : 0, row_words = n * (GROUP / 8);
         const uint32_t second = NT > 1 && g + 8 < tile.n ? 8 * row_words : 0;
@@ -375,7 +375,7 @@ __device__ __forceinline__ void sum_run(const place<NT> &at, const item &now, co
         for (; chunk < stop; chunk++) {
             arch_copy_wait<DEPTH - 2>();
             __syncwarp(); /* all lanes' copies are there, and the slot before is free */
-            read_on<DEPTH>(at.e, at.w, at.s->dealt, at.s->where, at.r);
+            read_on(at.e, at.w, at.s->dealt, at.s->where, at.r);
             const slot &from = at.r->ring[*at.used];
             *at.used = *at.used + 1 == DEPTH ? 0 : *at.used + 1;
             const uint32_t x_there = x ^ row % 2 * 4;
@@ -393,15 +393,14 @@ __device__ __forceinline__ void sum_run(const place<NT> &at, const item &now, co
 }
 
 /* 32 outputs of a matrix: of row 8 i + warp and output `lane`, all inputs. */
-template <int NT>
-__device__ __forceinline__ void sum_block(const place<NT> &at, const item &now,
-                                          const cuda_tile &tile, float *ret)
+__device__ __forceinline__ void sum_block(const place &at, const item &now, const cuda_tile &tile,
+                                          float *ret)
 {
     const shape &m = at.e.of[now.stage][now.is_shared];
     const uint32_t warp = threadIdx.x / CUDA_WARP;
     for (uint32_t group = 0; group < m.n_groups; group++) {
         float sums[2][NT][4];
-        sum_run<NT>(at, now, tile, group * WARPS + warp, sums);
+        sum_run(at, now, tile, group * WARPS + warp, sums);
         __syncwarp(); /* the image is used, and sums take its place */
         dense_store<NT>(sums, tile.n, reinterpret_cast<float *>(at.s->room[warp]));
         __syncthreads();
@@ -460,7 +459,7 @@ __device__ __forceinline__ void arrive(const few_experts &e, const plan &p, uint
     e.y[(size_t)row * e.hidden + channel] = cuda_rounded(total, e.round);
 }
 
-template <int NT> __device__ __forceinline__ void make_item(const place<NT> &at, const item &now)
+__device__ __forceinline__ void make_item(const place &at, const item &now)
 {
     const few_experts &e = at.e;
     const plan &p = at.s->where;
@@ -477,7 +476,7 @@ template <int NT> __device__ __forceinline__ void make_item(const place<NT> &at,
         for (int i = 0; i < NT; i++) {
             a[i] = b[i];
         }
-        sum_block<NT>(at, now, tile, b);
+        sum_block(at, now, tile, b);
     }
     if (now.stage == 0) {
 #pragma unroll
@@ -501,7 +500,9 @@ template <int NT> __device__ __forceinline__ void make_item(const place<NT> &at,
         const uint32_t row = 8 * i + warp;
         if (row < tile.n) {
             e.parts[(size_t)(tile.first + row) * e.hidden + out] = bf16_round(b[i]);
-            arrive(e, p, now.is_shared ? row : p.row_of[tile.first + row], now.block, at.s->done);
+            arrive(e, p,
+                   now.is_shared ? tile.first + row - e.max_lanes : p.row_of[tile.first + row],
+                   now.block, at.s->done);
         }
     }
 }
@@ -509,8 +510,7 @@ template <int NT> __device__ __forceinline__ void make_item(const place<NT> &at,
 /* --- the launch */
 
 /* The next launch's counters, and rows that no expert here has. */
-template <int NT>
-__device__ __forceinline__ void clear(const few_experts &e, const shared_block<NT> &s)
+__device__ __forceinline__ void clear(const few_experts &e, const shared_block &s)
 {
     uint32_t *others = s.ready == e.counters ? e.counters + e.n_counters : e.counters;
     for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < e.n_counters;
@@ -524,7 +524,6 @@ __device__ __forceinline__ void clear(const few_experts &e, const shared_block<N
     }
 }
 
-template <int NT>
 __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
     experts_blocks_kernel(const __grid_constant__ few_experts e,
                           const __grid_constant__ cuda_weights w1,
@@ -532,9 +531,8 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
                           const __grid_constant__ cuda_weights w2)
 {
     cuda_grid_begin();
-    enum { DEPTH = shared_block<NT>::DEPTH };
     extern __shared__ uint4 experts_shared[];
-    shared_block<NT> *s = reinterpret_cast<shared_block<NT> *>(experts_shared);
+    shared_block *s = reinterpret_cast<shared_block *>(experts_shared);
     const weights w = {w1, w3, w2};
     make_plan(e, &s->where);
     const deal &d = s->dealt;
@@ -542,7 +540,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
         const uint32_t launches = e.launches[blockIdx.x];
         e.launches[blockIdx.x] = launches + 1;
         s->ready = e.counters + launches % 2 * e.n_counters;
-        s->done = s->ready + 1 + MOST_CHOICES;
+        s->done = s->ready + MOST_SHARED_TILES + MOST_CHOICES;
         deal_out(e, s->where.n_tiles, &s->dealt);
     }
     __syncthreads();
@@ -551,10 +549,10 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
     r.ring = s->rings[threadIdx.x / CUDA_WARP];
     r.item = first_item(d);
     for (int i = 0; i < DEPTH - 1; i++) {
-        read_on<DEPTH>(e, w, d, s->where, &r);
+        read_on(e, w, d, s->where, &r);
     }
-    clear<NT>(e, *s);
-    const place<NT> at = {e, w, s, &r, &used};
+    clear(e, *s);
+    const place at = {e, w, s, &r, &used};
     uint32_t waited_for = UINT32_MAX; /* tile */
     for (uint32_t i = first_item(d); i < d.n[0] + d.n[1]; i = next_item(d, i)) {
         const item now = item_of(e, d, i);
@@ -565,7 +563,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
             __syncthreads();
             waited_for = now.tile;
         }
-        make_item<NT>(at, now);
+        make_item(at, now);
     }
 }
 
@@ -599,27 +597,9 @@ bool is_served(const struct ops_expert *e)
     return ok;
 }
 
-template <int NT> bool count_blocks(struct ops_device *dev, int *least)
-{
-    int n = 0;
-    const size_t bytes = sizeof(shared_block<NT>);
-    if (!cuda_kept(dev,
-                   cudaFuncSetAttribute(experts_blocks_kernel<NT>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                   "shared memory for experts") ||
-        !cuda_kept(dev,
-                   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, experts_blocks_kernel<NT>,
-                                                                 THREADS, bytes),
-                   "room for experts")) {
-        return false;
-    }
-    *least = n < *least ? n : *least;
-    return true;
-}
-
 uint32_t counters_of(const struct ops_dims *d)
 {
-    return 1 + MOST_CHOICES + MOST_ROWS * (d->hidden / CUDA_BLOCK);
+    return MOST_SHARED_TILES + MOST_CHOICES + MOST_ROWS * (d->hidden / CUDA_BLOCK);
 }
 
 /* False: not this one, nothing is done. */
@@ -663,6 +643,7 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     e.width = d->expert_width;
     e.max_lanes = n * (d->n_experts_used < n_own ? d->n_experts_used : n_own);
     e.has_shared = d->has_shared;
+    e.n_shared_tiles = d->has_shared ? (n + TILE_ROWS - 1) / TILE_ROWS : 0;
     e.round = !d->is_partial;
     e.limit = d->swiglu_limit;
     e.act = dev->lane_a;
@@ -674,13 +655,8 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     e.y = ret_y;
     const uint32_t fit = dev->n_sms * dev->dense.experts_a_sm;
     const uint32_t n_blocks = fit < MOST_BLOCKS ? fit : (uint32_t)MOST_BLOCKS;
-    if (n > 8) {
-        cuda_run(dev, "the experts", experts_blocks_kernel<2>, n_blocks, THREADS,
-                 sizeof(shared_block<2>), e, w1, w3, w2);
-    } else {
-        cuda_run(dev, "the experts", experts_blocks_kernel<1>, n_blocks, THREADS,
-                 sizeof(shared_block<1>), e, w1, w3, w2);
-    }
+    cuda_run(dev, "the experts", experts_blocks_kernel, n_blocks, THREADS, sizeof(shared_block), e,
+             w1, w3, w2);
     return true;
 }
 
@@ -690,13 +666,22 @@ bool cuda_experts_blocks_room(struct ops_device *dev)
 {
     const struct ops_dims *d = &dev->d;
     bool ok = true;
-    int n = 2;
+    int n = 0;
     if (d->exact || d->hidden % GROUP || d->expert_width % GROUP) {
         return true;
     }
     dev->dense.expert_launches = static_cast<uint32_t *>(cuda_room(dev, MOST_BLOCKS, 1, &ok));
     dev->dense.expert_counters = static_cast<uint32_t *>(cuda_room(dev, counters_of(d), 2, &ok));
-    if (ok && !dev->limits.only_plan && count_blocks<1>(dev, &n) && count_blocks<2>(dev, &n)) {
+    if (ok && !dev->limits.only_plan &&
+        cuda_kept(dev,
+                  cudaFuncSetAttribute(experts_blocks_kernel,
+                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       (int)sizeof(shared_block)),
+                  "shared memory for experts") &&
+        cuda_kept(dev,
+                  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, experts_blocks_kernel, THREADS,
+                                                                sizeof(shared_block)),
+                  "room for experts")) {
         dev->dense.experts_a_sm = (uint32_t)n;
     }
     return ok && !dev->failed;
