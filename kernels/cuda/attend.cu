@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(THREADS) attend_keep_kernel(struct attend_args
     cuda_grid_begin();
     uint32_t r = blockIdx.x * WARPS + threadIdx.x / CUDA_WARP;
     if (r < args.rows.n_rows) {
-        attend_keep(args, r);
+        attend_keep(args, r, 0, 1);
     }
 }
 

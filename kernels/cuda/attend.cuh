@@ -31,11 +31,12 @@ __device__ __forceinline__ struct attended attended_of(const struct attend_args 
     struct attended at;
     uint32_t t = args.rows.positions[r], ratio = args.v.place.ratio;
     bool sparse = ratio == OPS_SPARSE_RATIO;
+    uint32_t n_chosen = sparse ? args.selection.n[r] : 0; /* asked for beside the others */
     at.seq = args.rows.seqs[args.rows.seq_of[r]];
     at.first = t + 1 > args.v.window ? t + 1 - args.v.window : 0;
     at.n_window = t + 1 - at.first;
     at.chosen = sparse ? args.selection.index + (size_t)r * args.index_topk : NULL;
-    at.n = at.n_window + (ratio == 0 ? 0 : (sparse ? args.selection.n[r] : (t + 1) / ratio));
+    at.n = at.n_window + (ratio == 0 ? 0 : (sparse ? n_chosen : (t + 1) / ratio));
     return at;
 }
 
@@ -61,15 +62,16 @@ __device__ __forceinline__ float4 attend_finish(const struct attend_args &args, 
     return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* A warp's row of the call into the window, if it stays there. */
-__device__ __forceinline__ void attend_keep(const struct attend_args &args, uint32_t r)
+/* A row of the call into the window, if it stays there: by warps, warp_i of n_warps. */
+__device__ __forceinline__ void attend_keep(const struct attend_args &args, uint32_t r,
+                                            uint32_t warp_i, uint32_t n_warps)
 {
     struct ops_seq seq = args.rows.seqs[args.rows.seq_of[r]];
     if (seq.slot == OPS_NO_SLOT || seq.n_rows - (r - seq.first_row) > args.v.ring) {
         return;
     }
     cache_entry_store(args.v, args.kv_rows + (size_t)r * args.v.head_dim,
-                      cache_window_at(args.v, seq.slot, args.rows.positions[r]), 0, 1);
+                      cache_window_at(args.v, seq.slot, args.rows.positions[r]), warp_i, n_warps);
 }
 
 /* Of a call, from its first row on. */

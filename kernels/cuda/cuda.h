@@ -180,6 +180,7 @@ struct ops_device {
     uint32_t *tile_count;         /* of the tiles, and of the lanes in them */
     struct cuda_stream stream_room;
     struct cuda_dense dense;
+    uint32_t attend_blocks_a_sm; /* of attend_tensor.cu: what a multiprocessor has room for */
 };
 
 /* Rows that a product takes at once: of one expert's lanes. */
