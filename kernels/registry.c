@@ -105,7 +105,7 @@ static const struct registry_backend cpu_backend = {
 #define CUDA_DENSE(operation_)                                                                     \
     {.operation = #operation_, .name = "stream",                                                   \
      .note = "tensor's bits; up to 8 rows in one launch, weights streamed",                        \
-     .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_dense_serves, .install = tuned_stream_##operation_}
+     .shared_bytes = 99 << 10, .serves = tuned_dense_serves, .install = tuned_stream_##operation_}
 
 /* Bytes moved once, with the CPU's bits: no other kernel would do it better. */
 #define CUDA_PLAIN(operation_, note_) \
