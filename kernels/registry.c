@@ -138,7 +138,7 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_TENSOR(experts),
     {.operation = "experts", .name = "stream", .note = "tensor's bits; up to 64 rows in two launches, weights streamed",
      .shared_bytes = 48 << 10, .serves = tuned_stream_serves, .install = tuned_stream_experts},
-    {.operation = "experts", .name = "blocks", .note = "tensor's bits; up to 16 rows in one launch, weights streamed; more as stream",
+    {.operation = "experts", .name = "blocks", .note = "tensor's bits; up to 16 rows in one launch, weights streamed",
      .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_stream_serves, .install = tuned_blocks_experts},
     CUDA_SCALED(experts, "; up to 64 rows in two launches as stream; MXFP4 is packed by four scale groups then"),
     CUDA_REFERENCE("experts"),

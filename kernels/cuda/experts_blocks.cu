@@ -10,9 +10,9 @@
  * memory, and there the runs' sums meet. The last block to come to 32 channels of a row adds up the
  * row's experts.
  *
- * Order of sums: that of tensor.cu, as experts_stream.cu has it too, whatever is dealt out and
- * however; so a row's bits don't depend on its batch. Bound: as there. What isn't served here,
- * calls of more rows for one, goes to experts_stream.cu.
+ * Order of sums: that of tensor.cu, whatever is dealt out and however; so a row's bits don't depend
+ * on its batch, and what isn't served here, calls of more rows for one, goes there. Bound: as
+ * there.
  *
  * All blocks run at once: see dense_stream.cu. There are two sets of counters, taken by turns: a
  * launch clears those that the next one takes.
@@ -692,6 +692,6 @@ void cuda_experts_blocks(struct ops_device *dev, const struct ops_rows *rows,
                          const float *weights, float *ret_y)
 {
     if (!run(dev, rows, layer, x, experts, weights, ret_y)) {
-        cuda_experts_stream(dev, rows, layer, x, experts, weights, ret_y);
+        cuda_experts_tensor(dev, rows, layer, x, experts, weights, ret_y);
     }
 }

@@ -249,7 +249,7 @@ static double within_bound(const struct shape *s, const struct ops_dims *d, cons
     return worst;
 }
 
-/* n_one_launch: calls of up to so many rows are one. */
+/* n_one_launch: calls of up to so many rows are one; 0: of up to MOST_STREAMED two. */
 static void check(const struct shape *s, experts_fn *stream, experts_fn *all_rows,
                   uint32_t n_one_launch, bool small, bool tiny)
 {
@@ -293,7 +293,8 @@ static void check(const struct shape *s, experts_fn *stream, experts_fn *all_row
         uint64_t launches = sides[1].ops->launches(sides[1].dev);
         float *got = call(s, &l, 1, stream, first, n, there[1]);
         launches = sides[1].ops->launches(sides[1].dev) - launches;
-        if (n <= MOST_STREAMED && launches != (n <= n_one_launch ? 1 : 2)) {
+        if (n_one_launch ? (launches == 1) != (n <= n_one_launch)
+                         : n <= MOST_STREAMED && launches != 2) {
             n_failed++;
             printf("LAUNCHES %s: %u for %u rows\n", where, (unsigned)launches, n);
         }
