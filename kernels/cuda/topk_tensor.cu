@@ -7,6 +7,9 @@
  * within 2^-18 of the products' sizes. What follows has the CPU's order: heads one by one, each
  * product rounded.
  *
+ * Who picks reads a long row's scores once, two in a register, and finds the k-th best in two steps
+ * of a byte, since they are bfloat16; most share their upper byte, so lanes count in copies.
+ *
  * Of an mma the keys are A (rows g and g + 8 are two entries), the heads B. The order of channels
  * in it is free: lane t takes word t of a group's four, eight channels, of keys and of queries.
  *
@@ -30,7 +33,9 @@ enum {
     MAX_HEADS = 64,
     MAX_GROUPS = 4, /* of 32 channels */
     N_TILES = MAX_HEADS / 8,
-    PAIR_STRIDE = MAX_HEADS / 2 + 1 /* of a key's products, two a word: rows on other banks */
+    PAIR_STRIDE = MAX_HEADS / 2 + 1, /* of a key's products, two a word: rows on other banks */
+    COPIES = 8,                      /* of counts */
+    AT_ONCE = 8                      /* scores that a thread asks for before it looks at one */
 };
 
 /* Of the row. */
@@ -247,23 +252,31 @@ __device__ __forceinline__ void score_keys(const topk_args &args, uint32_t r, ui
 }
 
 struct selecting {
+    uint32_t some[COPIES][256 + 1]; /* counts of lanes that differ by COPIES, each on other banks */
     uint32_t count[256], above[WARPS], equal[WARPS];
     select_state state;
 };
 
-/* The best k of n scores, n > k, by the whole block. Up to CACHE words a thread stay with it; 0:
- * all are read again. A warp has a run of the entries. */
+/* Scores are bfloat16: of a word that orders as they do the upper half says it all. */
+__device__ __forceinline__ uint32_t order_of(const float *score)
+{
+    return sortable(__ldcg(score)) >> 16;
+}
+
+/* The best k of n scores, n > k, by the whole block. Up to CACHE words a thread stay with it, two
+ * in a register; 0: all are read again. A warp has a run of the entries. */
 template <int CACHE>
 __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t k,
                                        selecting *shared, uint32_t *index)
 {
     const uint32_t lane = cuda_lane(), warp = threadIdx.x / CUDA_WARP;
     const uint32_t steps = (n + THREADS - 1) / THREADS, first = warp * steps * CUDA_WARP + lane;
-    uint32_t kept[CACHE ? CACHE : 1];
+    uint32_t kept[CACHE ? CACHE / 2 : 1];
 #pragma unroll
     for (int j = 0; j < CACHE; j++) {
         const uint32_t i = first + j * CUDA_WARP;
-        kept[j] = (uint32_t)j < steps && i < n ? sortable(__ldcg(scores + i)) : 0;
+        const uint32_t word = (uint32_t)j < steps && i < n ? order_of(scores + i) : 0;
+        kept[j / 2] = j % 2 ? kept[j / 2] | word << 16 : word;
     }
     /* Calls fn(entry, word) for each of the thread's; entries from n on are not there. */
     auto each = [&](auto fn) {
@@ -271,28 +284,48 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
 #pragma unroll
             for (int j = 0; j < CACHE; j++) {
                 if ((uint32_t)j < steps) {
-                    fn(first + j * CUDA_WARP, kept[j]);
+                    fn(first + j * CUDA_WARP, kept[j / 2] >> j % 2 * 16 & 0xffffu);
                 }
             }
         } else {
-            for (uint32_t j = 0; j < steps; j++) {
-                const uint32_t i = first + j * CUDA_WARP;
-                fn(i, i < n ? sortable(__ldcg(scores + i)) : 0);
+            for (uint32_t j = 0; j < steps; j += AT_ONCE) {
+                uint32_t words[AT_ONCE];
+#pragma unroll
+                for (uint32_t m = 0; m < AT_ONCE; m++) {
+                    const uint32_t i = first + (j + m) * CUDA_WARP;
+                    words[m] = j + m < steps && i < n ? order_of(scores + i) : 0;
+                }
+#pragma unroll
+                for (uint32_t m = 0; m < AT_ONCE; m++) {
+                    if (j + m < steps) {
+                        fn(first + (j + m) * CUDA_WARP, words[m]);
+                    }
+                }
             }
         }
     };
     if (threadIdx.x == 0) {
         shared->state = {0, 0, k};
     }
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        shared->count[threadIdx.x] = 0;
+    for (int shift = 8; shift >= 0; shift -= 8) {
+#pragma unroll
+        for (int c = 0; c < COPIES; c++) {
+            shared->some[c][threadIdx.x] = 0;
+        }
         __syncthreads();
         const uint32_t mask = shared->state.mask, prefix = shared->state.prefix;
         each([&](uint32_t i, uint32_t word) {
             if (i < n && (word & mask) == prefix) {
-                atomicAdd(&shared->count[word >> shift & 255], 1u);
+                atomicAdd(&shared->some[lane % COPIES][word >> shift & 255], 1u);
             }
         });
+        __syncthreads();
+        uint32_t count = 0;
+#pragma unroll
+        for (int c = 0; c < COPIES; c++) {
+            count += shared->some[c][threadIdx.x];
+        }
+        shared->count[threadIdx.x] = count;
         __syncthreads();
         if (warp == 0) {
             select_byte(shared->count, shift, &shared->state);
@@ -332,7 +365,7 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
 
 /* Blocks (row, share of its entries). arrived: zeroes, of each row of the launch, and left so. */
 template <bool SCALED>
-__global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, uint32_t *arrived)
+__global__ void __launch_bounds__(THREADS, 2) topk_tensor_kernel(topk_args args, uint32_t *arrived)
 {
     cuda_grid_begin();
     __shared__ tile<SCALED> shared;
@@ -369,8 +402,8 @@ __global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, ui
     const float *scores = args.scores + (size_t)blockIdx.x * args.max_entries;
     if (n <= 8 * THREADS) {
         select<8>(scores, n, k, &sel, index);
-    } else if (n <= 32 * THREADS) {
-        select<32>(scores, n, k, &sel, index);
+    } else if (n <= 64 * THREADS) {
+        select<64>(scores, n, k, &sel, index);
     } else {
         select<0>(scores, n, k, &sel, index);
     }
