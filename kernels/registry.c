@@ -119,7 +119,7 @@ static const struct registry_variant cuda_variants[] = {
      .is_untried = true, .shared_bytes = 48 << 10, .install = tuned_turn_mhc},
     CUDA_REFERENCE("mhc"),
     {.operation = "project", .name = "joined", .note = "as tensor; up to 16 rows with the products of the indexer's and the compressors' tensor, which it goes with, in two launches",
-     .is_untried = true, .shared_bytes = 99 << 10, .serves = tuned_tensor_serves, .install = tuned_joined_project},
+     .shared_bytes = 99 << 10, .serves = tuned_tensor_serves, .install = tuned_joined_project},
     CUDA_TENSOR(project), CUDA_DENSE(project), CUDA_SCALED(project, ""), CUDA_REFERENCE("project"),
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
     CUDA_TENSOR(indexer), CUDA_SCALED(indexer, ""), CUDA_REFERENCE("indexer"),

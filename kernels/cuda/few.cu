@@ -29,9 +29,10 @@ enum {
     THREADS = WARPS * CUDA_WARP,
     DEPTH = 3, /* chunks of a ring: one is used, two are on their way */
     GROUP = FORMATS_INPUT_GROUP,
-    IMAGE_PAD = 32,      /* halves between rows of an image: other banks */
-    BATCH = 4,           /* groups of 128 inputs that a warp of an image asks for at once */
-    STATIC_BYTES = 1024, /* of shared memory beside, the driver's too */
+    SHARED_INPUTS = 8192, /* that each block makes for itself */
+    IMAGE_PAD = 32,       /* halves between rows of an image: other banks */
+    BATCH = 4,            /* groups of 128 inputs that a warp of an image asks for at once */
+    STATIC_BYTES = 1024,  /* of shared memory beside, the driver's too */
     MOST_BLOCKS_A_SM = 3
 };
 
@@ -585,8 +586,10 @@ bool cuda_few_gemms(struct ops_device *dev, const struct cuda_gemm_item *items, 
     list.n = n;
     list.n_rows = n_rows;
     list.image_stride = stride_of(widest);
-    if (n_rows <= 8 && shared_bytes(n_rows, list.image_stride, true) <=
-                           (size_t)ARCH_MAX_SHARED_BYTES - STATIC_BYTES) {
+    /* More than that a launch of its own quantises sooner than each block does. */
+    if (n_rows <= 8 && n_rows * widest <= SHARED_INPUTS &&
+        shared_bytes(n_rows, list.image_stride, true) <=
+            (size_t)ARCH_MAX_SHARED_BYTES - STATIC_BYTES) {
         launch<1, true>(dev, list);
         return true;
     }
