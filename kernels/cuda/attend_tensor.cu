@@ -526,9 +526,9 @@ __global__ void __launch_bounds__(THREADS, 2)
         return;
     }
     if (n_leaves <= 4) {
-        combine<4, 4>(args, r, h0, leaves, n_leaves, four, n_fours, s->at.weight);
+        combine<3, 4>(args, r, h0, leaves, n_leaves, four, n_fours, s->at.weight);
     } else {
-        combine<1, 12>(args, r, h0, leaves, n_leaves, four, n_fours, s->at.weight);
+        combine<1, 10>(args, r, h0, leaves, n_leaves, four, n_fours, s->at.weight);
     }
     /* For the next launch, by the last that looks at it. */
     if (threadIdx.x == 0 && (!args.spreads || atomicAdd(arrived, 1u) == 2 * n_leaves - 1)) {

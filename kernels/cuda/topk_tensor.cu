@@ -365,7 +365,7 @@ __device__ __forceinline__ void select(const float *scores, uint32_t n, uint32_t
 
 /* Blocks (row, share of its entries). arrived: zeroes, of each row of the launch, and left so. */
 template <bool SCALED>
-__global__ void __launch_bounds__(THREADS, 2) topk_tensor_kernel(topk_args args, uint32_t *arrived)
+__global__ void __launch_bounds__(THREADS) topk_tensor_kernel(topk_args args, uint32_t *arrived)
 {
     cuda_grid_begin();
     __shared__ tile<SCALED> shared;
