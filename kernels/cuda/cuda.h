@@ -411,7 +411,8 @@ void cuda_experts_tensor_scaled(struct ops_device *dev, const struct ops_rows *r
                                 const uint32_t *experts, const float *weights, float *ret_y);
 
 /* --- tiles.cu: the same products of long calls, with the same bits; matrices that tensor.cu
- * serves. False, and nothing is done: the call is short, or the device was opened without. */
+ * serves. False, and nothing is done: the call is short, or has fewer tiles than the device has
+ * multiprocessors, or the device was opened without. */
 bool cuda_tiles_room(struct ops_device *dev);
 bool cuda_tiles_gemm(struct ops_device *dev, const struct ops_matrix *matrix, const float *x,
                      size_t x_stride, const uint32_t *x_row, uint32_t n_rows, float *y,

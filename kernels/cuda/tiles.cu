@@ -13,6 +13,9 @@
  * where the warps of a block there have one each. That costs two more sums a result beside the one
  * that the tensor cores add to: of the group, and, in shared memory, of the groups before.
  *
+ * So few outputs and rows that there is not a tile for each multiprocessor are left to tensor.cu,
+ * whose tiles are an eighth of these: which of the two it is changes no bit.
+ *
  * A stage is STEPS eights of inputs of each unit of a chunk, that is two or four mma deep.
  */
 #include "kernels/cuda/tensor.cuh"
@@ -400,7 +403,9 @@ bool cuda_tiles_gemm(struct ops_device *dev, const struct ops_matrix *m, const f
                        0,
                        n_rows,
                        round};
-    if (!dev->image || n_rows < CUDA_LONG_TILE_ROWS) {
+    const uint32_t n_tiles = (n_rows + ROWS - 1) / ROWS;
+    const size_t n_blocks = (size_t)((m->rows + OUTS - 1) / OUTS) * n_tiles;
+    if (!dev->image || n_rows < CUDA_LONG_TILE_ROWS || n_blocks < dev->n_sms) {
         return false;
     }
     switch (m->form) {

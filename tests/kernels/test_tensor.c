@@ -407,11 +407,37 @@ static void *image; /* the device's room for it, which it does without while tha
 static void long_call(const struct matrix *m, const float *x, const uint32_t *x_row, uint32_t n,
                       bool tiles, float *y)
 {
+    const uint32_t n_sms = dev->n_sms;
     dev->tensor = true;
     dev->image = tiles ? image : NULL;
+    dev->n_sms = tiles ? 1 : n_sms; /* any tile is enough */
     cuda_gemm_some(dev, &m->packed, x, m->source.cols, x_row, n, y, m->source.rows, false);
+    dev->n_sms = n_sms;
     dev->image = NULL;
     dev->tensor = false;
+}
+
+/* Two tiles of outputs by two of rows: tiles.cu takes the call of a device that four blocks fill,
+ * and leaves that of a larger one. */
+static void check_long_choice(void)
+{
+    enum { OUTS = 256, INS = 128, ROWS = 65 };
+    struct matrix m = make(OPS_BF16, OUTS, INS);
+    float *x = random_floats(&seed, ROWS * INS, 1.0f), *there = upload_halves(x, ROWS * INS);
+    float *y = poisoned_there(ROWS * OUTS);
+    const uint32_t n_sms = dev->n_sms;
+    dev->image = image;
+    for (uint32_t n = 4; n <= 5; n++) {
+        dev->n_sms = n;
+        bool taken = cuda_tiles_gemm(dev, &m.packed, there, INS, NULL, ROWS, y, OUTS, false);
+        if (taken != (n == 4)) {
+            wrong("tiles: choice", n, 0, taken, n == 4, 0);
+        }
+    }
+    dev->n_sms = n_sms;
+    dev->image = NULL;
+    mem_free(x);
+    drop(&m);
 }
 
 static void check_long_product(enum ops_format format, uint32_t rows, uint32_t cols)
@@ -608,6 +634,9 @@ int main(int argc, char **argv)
     }
     if (!tiny && !is_long && !scaled) {
         check_mhc();
+    }
+    if (!tiny && !scaled && !mhc) {
+        check_long_choice();
     }
     if (!tiny && !is_long && !scaled && !mhc) {
         check_long_experts();
