@@ -444,7 +444,7 @@ void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_oproj_stream(struct ops_device *dev, const struct ops_rows *rows,
                        const struct ops_layer *layer, const float *o, float *ret_y);
 
-/* --- experts_blocks.cu: experts in one launch, up to 16 rows; what it doesn't serve goes to
+/* --- experts_blocks.cu: experts in one launch, up to 4 rows; what it doesn't serve goes to
  * cuda_experts_tensor, whose bits it gives. */
 bool cuda_experts_blocks_room(struct ops_device *dev);
 void cuda_experts_blocks(struct ops_device *dev, const struct ops_rows *rows,

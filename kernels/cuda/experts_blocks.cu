@@ -1,7 +1,7 @@
 /* The experts of a layer in one launch, for calls of few rows: as dense_stream.cu makes dense
  * products, a block 32 outputs at a time.
  *
- * Every block sorts the rows by expert for itself, which of up to 16 rows takes less than a launch
+ * Every block sorts the rows by expert for itself, which of a few rows takes less than a launch
  * would. A tile is up to eight of an expert's rows; the shared
  * expert's are the first. Stage 0 makes 32 columns of w1
  * and of w3 and from both the activations, stage 1 32 channels by w2, in the same blocks, which
@@ -27,10 +27,10 @@ enum {
     WARPS = TENSOR_RUNS,
     THREADS = WARPS * CUDA_WARP,
     GROUP = FORMATS_INPUT_GROUP,
-    MOST_ROWS = 16,
+    MOST_ROWS = 4, /* of more tensor's launches are quicker */
     TILE_ROWS = 8, /* of an expert, that its weights meet at once */
     NT = TILE_ROWS / 8,
-    MOST_SHARED_TILES = MOST_ROWS / TILE_ROWS,
+    MOST_SHARED_TILES = (MOST_ROWS + TILE_ROWS - 1) / TILE_ROWS,
     DEPTH = 4,     /* chunks of a ring: one is used, three are on their way */
     MOST_USED = 8, /* experts of a row */
     MOST_CHOICES = MOST_ROWS * MOST_USED,

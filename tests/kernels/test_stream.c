@@ -327,7 +327,7 @@ int main(int argc, char **argv)
             check(&shapes[i], table.experts,
                   strcmp(variant, "experts=scaled") ? cuda_experts_tensor
                                                     : cuda_experts_tensor_scaled,
-                  strcmp(variant, "experts=blocks") ? 0 : 16, small, tiny);
+                  strcmp(variant, "experts=blocks") ? 0 : 4, small, tiny);
         }
     }
     printf("%d wrong\n", n_failed);
