@@ -147,13 +147,14 @@ static void cuda_attach(struct ops_device *dev)
 }
 
 /* Registered memory is pinned and has one address for host and device. Of a group the first device
- * that is told registers it for all; that it is `used` says that another has. */
+ * that is told registers it for all; that it is `used` says that another has, or a transport: a
+ * UCX with CUDA registers what it is given as well. */
 static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes, struct error *err)
 {
     cuda_enter(dev);
     unsigned flags = cudaHostRegisterMapped | (dev->group ? cudaHostRegisterPortable : 0);
     cudaError_t code = cudaHostRegister(memory, bytes, flags);
-    bool is_anothers = code == cudaErrorHostMemoryAlreadyRegistered && dev->group;
+    bool is_anothers = code == cudaErrorHostMemoryAlreadyRegistered;
     if (is_anothers) {
         (void)cudaGetLastError();
     } else if (code != cudaSuccess) {
@@ -166,9 +167,12 @@ static enum status cuda_share(struct ops_device *dev, void *memory, size_t bytes
     *item = (struct cuda_memory){
         .next = dev->shared, .data = memory, .bytes = bytes, .used = is_anothers};
     dev->shared = item;
-    void *there = NULL;
+    void *there = NULL, *end = NULL, *last = (char *)memory + bytes - 1;
     code = cudaHostGetDevicePointer(&there, memory, 0);
-    if (code != cudaSuccess || there != memory) {
+    if (code == cudaSuccess) {
+        code = cudaHostGetDevicePointer(&end, last, 0);
+    }
+    if (code != cudaSuccess || there != memory || end != last) {
         (void)cudaGetLastError();
         return error_set(err, STATUS_UNSUPPORTED,
                          "cuda:%u: this device can't use host memory at its own address",

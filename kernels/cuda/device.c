@@ -137,7 +137,12 @@ bool device_memory_is_cuda(const void *memory)
 
 enum status device_pin(void *memory, size_t bytes, struct error *err)
 {
-    return from_cuda(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "pinning", err);
+    cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterMapped);
+    if (code == cudaErrorHostMemoryAlreadyRegistered) { /* by a UCX with CUDA, as a rule */
+        (void)cudaGetLastError();
+        return STATUS_OK;
+    }
+    return from_cuda(code, "pinning", err);
 }
 
 void device_unpin(void *memory)

@@ -35,7 +35,7 @@ must_check enum status device_alloc(size_t bytes, void **ret_memory, struct erro
 void device_free(void *memory);
 /* Whether others, a transport for one, must take it for CUDA memory. */
 bool device_memory_is_cuda(const void *memory);
-/* Host memory becomes the device's to read at its own address, or no more so. */
+/* Host memory becomes the device's to read at its own address, if it isn't yet, or no more so. */
 must_check enum status device_pin(void *memory, size_t bytes, struct error *err);
 void device_unpin(void *memory);
 /* Between host and device or device and device, in the order of `stream` (NULL: the default one).

@@ -102,6 +102,7 @@ int main(int argc, char **argv)
         printf("%zu bytes: %.1f us a pass, %.0f GB/s copied and summed\n", all, ms * 10,
                (double)all / (ms * 1e4));
         need(device_pin(host, all, &err), "pin", &err);
+        need(device_pin(host, all, &err), "pin what is pinned", &err);
         for (int i = 0; i < N_PIECES; i++) {
             pieces[i].src = host + ((const uint8_t *)pieces[i].src - (const uint8_t *)src);
         }
