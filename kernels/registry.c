@@ -102,11 +102,6 @@ static const struct registry_backend cpu_backend = {
              "for tests; the rest as tensor" layout_,                                              \
      .is_untried = true, .shared_bytes = 48 << 10, .serves = tuned_tensor_serves, .install = tuned_scaled_##operation_}
 
-#define CUDA_DENSE(operation_)                                                                     \
-    {.operation = #operation_, .name = "stream",                                                   \
-     .note = "tensor's bits; up to 8 rows in one launch, weights streamed",                        \
-     .shared_bytes = 99 << 10, .serves = tuned_dense_serves, .install = tuned_stream_##operation_}
-
 /* Bytes moved once, with the CPU's bits: no other kernel would do it better. */
 #define CUDA_PLAIN(operation_, note_) \
     {.operation = operation_, .name = "plain", .note = note_}
@@ -120,7 +115,7 @@ static const struct registry_variant cuda_variants[] = {
     CUDA_REFERENCE("mhc"),
     {.operation = "project", .name = "joined", .note = "as tensor; up to 16 rows with the products of the indexer's and the compressors' tensor, which it goes with, in two launches",
      .shared_bytes = 99 << 10, .serves = tuned_tensor_serves, .install = tuned_joined_project},
-    CUDA_TENSOR(project), CUDA_DENSE(project), CUDA_SCALED(project, ""), CUDA_REFERENCE("project"),
+    CUDA_TENSOR(project), CUDA_SCALED(project, ""), CUDA_REFERENCE("project"),
     CUDA_TENSOR(compress), CUDA_REFERENCE("compress"),
     CUDA_TENSOR(indexer), CUDA_SCALED(indexer, ""), CUDA_REFERENCE("indexer"),
     {.operation = "topk", .name = "tensor", .note = "one launch, scores on tensor cores; the CPU's choice but for scores within 2^-18 of each other",
@@ -133,7 +128,7 @@ static const struct registry_variant cuda_variants[] = {
     {.operation = "attend", .name = "leaves", .note = "a row's entries over many blocks, within 2^-19 of the terms' sizes",
      .shared_bytes = 48 << 10, .install = tuned_leaves_attend},
     CUDA_REFERENCE("attend"),
-    CUDA_TENSOR(oproj), CUDA_DENSE(oproj), CUDA_SCALED(oproj, ""), CUDA_REFERENCE("oproj"),
+    CUDA_TENSOR(oproj), CUDA_SCALED(oproj, ""), CUDA_REFERENCE("oproj"),
     CUDA_TENSOR(route), CUDA_REFERENCE("route"),
     {.operation = "experts", .name = "blocks", .note = "tensor's bits; up to 4 rows in one launch, weights streamed; more as tensor",
      .shared_bytes = 99 << 10, .serves = tuned_stream_serves, .install = tuned_blocks_experts},

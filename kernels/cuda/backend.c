@@ -437,9 +437,8 @@ static bool make_scratch(struct ops_device *dev)
     dev->tiles = cuda_room(dev, n_tiles, sizeof(struct cuda_tile) / sizeof(uint32_t), &ok);
     dev->tile_count = cuda_room(dev, 2, 1, &ok);
     return ok && cuda_tensor_room(dev) && cuda_few_room(dev) && cuda_inputs_room(dev) &&
-           cuda_stream_room(dev) && cuda_dense_room(dev) && cuda_experts_blocks_room(dev) &&
-           cuda_mhc_split_room(dev) && cuda_attention_room(dev) &&
-           (!dev->tiles_wanted || cuda_tiles_room(dev));
+           cuda_stream_room(dev) && cuda_experts_blocks_room(dev) && cuda_mhc_split_room(dev) &&
+           cuda_attention_room(dev) && (!dev->tiles_wanted || cuda_tiles_room(dev));
 }
 
 static enum status fits(const struct ops_dims *d, struct error *err)

@@ -102,13 +102,10 @@ FORMATS_FN uint32_t cuda_fp4_from_halves(uint32_t w)
     return ((low | low >> 8) & 0xffffu) | (high | high >> 8) << 16;
 }
 
-/* Of dense_stream.cu: of oproj and of project what each block knows, and the counters. */
-struct cuda_dense {
+/* Of experts_blocks.cu: what each block knows, and the counters. */
+struct cuda_blocks {
     uint32_t blocks_a_sm; /* 0: it serves nothing here */
-    float *raw;           /* the low-rank q before its norm */
-    uint32_t *launches[2], *counters[2];
-    /* Of experts_blocks.cu. */
-    uint32_t experts_a_sm, *expert_launches, *expert_counters;
+    uint32_t *launches, *counters;
 };
 
 struct cuda_memory;
@@ -179,7 +176,7 @@ struct ops_device {
     struct cuda_tile *tiles;      /* as many as tile_count says */
     uint32_t *tile_count;         /* of the tiles, and of the lanes in them */
     struct cuda_stream stream_room;
-    struct cuda_dense dense;
+    struct cuda_blocks blocks;
     uint32_t attend_blocks_a_sm; /* of attend_tensor.cu: what a multiprocessor has room for */
 };
 
@@ -434,15 +431,6 @@ void cuda_experts_stream(struct ops_device *dev, const struct ops_rows *rows,
 void cuda_experts_scaled(struct ops_device *dev, const struct ops_rows *rows,
                          const struct ops_layer *layer, const float *x, const uint32_t *experts,
                          const float *weights, float *ret_y);
-
-/* --- dense_stream.cu: project and oproj in one launch each, up to 8 rows; what it doesn't serve
- * goes to cuda_project_tensor and cuda_oproj_tensor, whose bits it gives. */
-bool cuda_dense_room(struct ops_device *dev);
-void cuda_project_stream(struct ops_device *dev, const struct ops_rows *rows,
-                         const struct ops_layer *layer, const float *x, float *ret_qr, float *ret_q,
-                         float *ret_kv);
-void cuda_oproj_stream(struct ops_device *dev, const struct ops_rows *rows,
-                       const struct ops_layer *layer, const float *o, float *ret_y);
 
 /* --- experts_blocks.cu: experts in one launch, up to 4 rows; what it doesn't serve goes to
  * cuda_experts_tensor, whose bits it gives. */

@@ -1,23 +1,25 @@
-/* The experts of a layer in one launch, for calls of few rows: as dense_stream.cu makes dense
- * products, a block 32 outputs at a time.
+/* The experts of a layer in one launch, for calls of few rows.
  *
+ * A block takes 32 outputs of one matrix after the other; its eight warps have an eighth of the
+ * inputs each, a run of tensor.cuh, and copy its weights (cp.async) into rings of their own, over
+ * the ends of items, so that a block has asked for its next weights before it waits for anything.
  * Every block sorts the rows by expert for itself, which of a few rows takes less than a launch
- * would. A tile is up to eight of an expert's rows; the shared
- * expert's are the first. Stage 0 makes 32 columns of w1
- * and of w3 and from both the activations, stage 1 32 channels by w2, in the same blocks, which
- * wait for the tile's activations alone and have asked for weights before. Of the inputs a warp
- * takes a run (tensor.cuh), puts it through the quantiser into the order of an mma, in shared
- * memory, and there the runs' sums meet. The last block to come to 32 channels of a row adds up the
- * row's experts.
+ * would. A tile is up to eight of an expert's rows; the shared expert's are the first. Stage 0
+ * makes 32 columns of w1 and of w3 and from both the activations, stage 1 32 channels by w2, in the
+ * same blocks, which wait for the tile's activations alone. Of the inputs a warp puts its run
+ * through the quantiser into the order of an mma, in shared memory, and there the runs' sums meet.
+ * The last block to come to 32 channels of a row adds up the row's experts.
  *
  * Order of sums: that of tensor.cu, whatever is dealt out and however; so a row's bits don't depend
  * on its batch, and what isn't served here, calls of more rows for one, goes there. Bound: as
  * there.
  *
- * All blocks run at once: see dense_stream.cu. There are two sets of counters, taken by turns: a
- * launch clears those that the next one takes.
+ * Blocks wait for each other, so all of a launch must run at once: there are as many as fit on the
+ * device, which has nothing else to do that could wait for this launch. Ranks that share a GPU are
+ * not served: there another rank's launch is such a thing. There are two sets of counters, taken by
+ * turns: a launch clears those that the next one takes.
  */
-#include "kernels/cuda/dense_stream.cuh"
+#include "kernels/cuda/experts_blocks.cuh"
 #include "kernels/cuda/group.h"
 
 namespace
@@ -326,8 +328,8 @@ __device__ __forceinline__ void convert(const few_experts &e, const plan &p, con
         for (uint32_t i = 0; i < AT_ONCE; i++) {
             if (i < many) {
                 const float v[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-                dense_put(m.form, m.quant, v, row, group * GROUP + 4 * cuda_lane(),
-                          image + (size_t)row * n * (GROUP / 8));
+                blocks_put(m.form, m.quant, v, row, group * GROUP + 4 * cuda_lane(),
+                           image + (size_t)row * n * (GROUP / 8));
                 group++;
                 row += group == n;
                 group = group == n ? 0 : group;
@@ -355,7 +357,7 @@ __device__ __forceinline__ void sum_run(const place &at, const item &now, const 
 {
     const shape &m = at.e.of[now.stage][now.is_shared];
     const uint32_t warp = threadIdx.x / CUDA_WARP, g = cuda_lane() / 4;
-    const uint32_t a_set = dense_chunks(m.form), words = dense_words(m.form);
+    const uint32_t a_set = blocks_chunks(m.form), words = blocks_words(m.form);
     const uint32_t end = first_chunk(m, run + 1);
     uint32_t chunk = first_chunk(m, run), set = chunk / a_set;
     const uint32_t end_set = (end + a_set - 1) / a_set, fit = TILE_ROWS / tile.n;
@@ -380,11 +382,12 @@ __device__ __forceinline__ void sum_run(const place &at, const item &now, const 
             *at.used = *at.used + 1 == DEPTH ? 0 : *at.used + 1;
             const uint32_t x_there = x ^ row % 2 * 4;
             if (m.form == CUDA_FP4_E8M0) {
-                dense_add<CUDA_FP4_E8M0, NT>(from.units, from.scales, image, x_there, second, sums);
+                blocks_add<CUDA_FP4_E8M0, NT>(from.units, from.scales, image, x_there, second,
+                                              sums);
             } else if (m.form == CUDA_FP8) {
-                dense_add<CUDA_FP8, NT>(from.units, from.scales, image, x_there, second, sums);
+                blocks_add<CUDA_FP8, NT>(from.units, from.scales, image, x_there, second, sums);
             } else {
-                dense_add<CUDA_BF16, NT>(from.units, from.scales, image, x_there, second, sums);
+                blocks_add<CUDA_BF16, NT>(from.units, from.scales, image, x_there, second, sums);
             }
             x += words;
         }
@@ -402,7 +405,7 @@ __device__ __forceinline__ void sum_block(const place &at, const item &now, cons
         float sums[2][NT][4];
         sum_run(at, now, tile, group * WARPS + warp, sums);
         __syncwarp(); /* the image is used, and sums take its place */
-        dense_store<NT>(sums, tile.n, reinterpret_cast<float *>(at.s->room[warp]));
+        blocks_store<NT>(sums, tile.n, reinterpret_cast<float *>(at.s->room[warp]));
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < NT; i++) {
@@ -558,7 +561,7 @@ __global__ void __launch_bounds__(THREADS, ARCH_SM120A ? 1 : 2)
         const item now = item_of(e, d, i);
         if (now.stage && now.tile != waited_for) {
             if (threadIdx.x == 0) {
-                dense_wait(s->ready + now.tile, e.of[0][now.is_shared].n_blocks);
+                blocks_wait(s->ready + now.tile, e.of[0][now.is_shared].n_blocks);
             }
             __syncthreads();
             waited_for = now.tile;
@@ -576,7 +579,7 @@ shape shape_of(const struct ops_device *dev, const struct ops_matrix *m, bool ro
     to.form = m->form;
     to.n_chunks = m->cols / inputs / TENSOR_UNITS;
     to.n_groups = routed ? 1 : tensor_groups_of(m->rows, m->cols, m->form);
-    to.runs_log2 = dense_log2(to.n_groups) + DENSE_WARPS_LOG2;
+    to.runs_log2 = blocks_log2(to.n_groups) + BLOCKS_WARPS_LOG2;
     to.n_blocks = m->rows / CUDA_BLOCK;
     to.quant = cuda_wants_quant(dev, m);
     if (m->form != CUDA_BF16) {
@@ -612,7 +615,7 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     if (n == 0) {
         return true;
     }
-    if (n > MOST_ROWS || d->n_experts_used > MOST_USED || !dev->dense.experts_a_sm ||
+    if (n > MOST_ROWS || d->n_experts_used > MOST_USED || !dev->blocks.blocks_a_sm ||
         (dev->group && !cuda_group_has_parts(dev->group)) || (own && !is_served(own)) ||
         (d->has_shared && !is_served(&layer->shared))) {
         return false;
@@ -649,11 +652,11 @@ bool run(struct ops_device *dev, const struct ops_rows *rows, const struct ops_l
     e.act = dev->lane_a;
     e.parts = dev->lane_y;
     e.dear = d->expert_width ? 2 * d->hidden / d->expert_width : 0;
-    e.counters = dev->dense.expert_counters;
+    e.counters = dev->blocks.counters;
     e.n_counters = counters_of(d);
-    e.launches = dev->dense.expert_launches;
+    e.launches = dev->blocks.launches;
     e.y = ret_y;
-    const uint32_t fit = dev->n_sms * dev->dense.experts_a_sm;
+    const uint32_t fit = dev->n_sms * dev->blocks.blocks_a_sm;
     const uint32_t n_blocks = fit < MOST_BLOCKS ? fit : (uint32_t)MOST_BLOCKS;
     cuda_run(dev, "the experts", experts_blocks_kernel, n_blocks, THREADS, sizeof(shared_block), e,
              w1, w3, w2);
@@ -670,8 +673,8 @@ bool cuda_experts_blocks_room(struct ops_device *dev)
     if (d->exact || d->hidden % GROUP || d->expert_width % GROUP) {
         return true;
     }
-    dev->dense.expert_launches = static_cast<uint32_t *>(cuda_room(dev, MOST_BLOCKS, 1, &ok));
-    dev->dense.expert_counters = static_cast<uint32_t *>(cuda_room(dev, counters_of(d), 2, &ok));
+    dev->blocks.launches = static_cast<uint32_t *>(cuda_room(dev, MOST_BLOCKS, 1, &ok));
+    dev->blocks.counters = static_cast<uint32_t *>(cuda_room(dev, counters_of(d), 2, &ok));
     if (ok && !dev->limits.only_plan &&
         cuda_kept(dev,
                   cudaFuncSetAttribute(experts_blocks_kernel,
@@ -682,7 +685,7 @@ bool cuda_experts_blocks_room(struct ops_device *dev)
                   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, experts_blocks_kernel, THREADS,
                                                                 sizeof(shared_block)),
                   "room for experts")) {
-        dev->dense.experts_a_sm = (uint32_t)n;
+        dev->blocks.blocks_a_sm = (uint32_t)n;
     }
     return ok && !dev->failed;
 }

@@ -207,47 +207,6 @@ __device__ __forceinline__ void read_on(const stream &s, const weights &w, uint3
 
 /* --- sums of a chunk */
 
-/* sums[mt][nt] += the chunk's weights times the rows' inputs: x is row g's, `second` further on
- * row g + 8's. */
-template <int FORM, bool ONCE>
-__device__ __forceinline__ void add_chunk(const slot &at, const uint32_t *code, const uint4 *x,
-                                          int32_t second, bool wide, float (*sums)[2][4])
-{
-    enum {
-        STEPS = tensor_unit<FORM>::INPUTS / 8,
-        BACK = tensor_unit<FORM>::BACK,
-        ONE = 0x3f803f80
-    };
-    uint4 unit[4];
-    uint32_t by[4], scale[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unit[i] = at.units[i * CUDA_WARP + cuda_lane()];
-        by[i] = ONCE ? (uint32_t)BACK - (uint32_t)ONE + code[i] * 0x800080u : BACK;
-        scale[i] = tensor_scale_pair(code[i]);
-    }
-#pragma unroll
-    for (uint32_t step = 0; step < STEPS; step++) {
-        uint32_t v[4][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            tensor_weights<FORM, ONCE>(unit[i], step, by[i], scale[i], v[i]);
-        }
-#pragma unroll
-        for (int nt = 0; nt < 2; nt++) {
-            if (nt == 0 || wide) {
-                const uint4 b = (x + step * TENSOR_UNITS)[nt ? second : 0];
-#pragma unroll
-                for (int mt = 0; mt < 2; mt++) {
-                    const uint32_t *low = v[2 * mt], *high = v[2 * mt + 1];
-                    arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], b.x, b.y);
-                    arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], b.z, b.w);
-                }
-            }
-        }
-    }
-}
-
 /* The same by block-scaled products; x: of images for these. */
 template <int FORM>
 __device__ __forceinline__ void add_scaled(const slot &at, const uint4 *x, int32_t second,
@@ -282,26 +241,16 @@ __device__ __forceinline__ void add_scaled(const slot &at, const uint4 *x, int32
     }
 }
 
+/* sums[mt][nt] += the chunk's weights times the rows' inputs: x is row g's, `second` further on
+ * row g + 8's. */
 template <int FORM>
 __device__ __forceinline__ void add_any(const slot &at, const uint4 *x, int32_t second, bool wide,
                                         float (*sums)[2][4])
 {
-    uint32_t code[4] = {0, 0, 0, 0};
-    if constexpr (FORM != CUDA_BF16) {
-        const uint32_t unit = FORM == CUDA_FP4_E8M0 ? cuda_lane() % 4 : 0;
-        const uint8_t *codes = reinterpret_cast<const uint8_t *>(at.scales) + unit * CUDA_BLOCK;
-        bool is_large = false;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            code[i] = codes[cuda_lane() / 4 + 8 * i];
-            is_large = is_large || code[i] > tensor_unit<FORM>::MOST;
-        }
-        if (__any_sync(0xffffffffu, is_large)) {
-            add_chunk<FORM, false>(at, code, x, second, wide, sums);
-            return;
-        }
-    }
-    add_chunk<FORM, true>(at, code, x, second, wide, sums);
+    tensor_add_chunk<FORM, 2>(
+        [&](int i) { return at.units[i * CUDA_WARP + cuda_lane()]; }, at.scales, wide ? 2 : 1,
+        [&](uint32_t nt, uint32_t step) { return (x + step * TENSOR_UNITS)[nt ? second : 0]; },
+        sums);
 }
 
 /* --- parts, and who adds them up */

@@ -151,36 +151,22 @@ __device__ __forceinline__ void read_on(const few_list &list, uint32_t warp, slo
 
 /* --- inputs */
 
-/* A lane's four of a group of 128 of a row, from input k on, into the row's image. Through the
- * quantiser they are e4m3 times a power of two, made of the bits as weights are. */
+/* A lane's four of a group of 128 of a row, from input k on, into the row's image. */
 __device__ __forceinline__ void put_four(uint32_t form, bool quant, uint32_t k, float4 x,
                                          bool is_in, uint16_t *row)
 {
-    uint32_t words[2];
+    uint2 words;
     if (quant && form == CUDA_FP8) {
-        float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
-        most = warp_max(most > 1e-4f ? most : 1e-4f); /* as warp_quant8 */
-        const uint32_t code = e8m0_scale_for(most, 1.0f / 448.0f);
-        const float inverse = f32_from_bits((254 - code) << 23); /* 105 .. 246 */
-        const uint32_t w = arch_pair_e4m3(x.x * inverse, x.y * inverse) |
-                           arch_pair_e4m3(x.z * inverse, x.w * inverse) << 16;
-        uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
-        uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
-        even = arch_times_bf16(even, tensor_unit<CUDA_FP8>::BACK);
-        odd = arch_times_bf16(odd, tensor_unit<CUDA_FP8>::BACK);
-        words[0] = arch_times_bf16(even, tensor_scale_pair(code));
-        words[1] = arch_times_bf16(odd, tensor_scale_pair(code));
-        const float sum = x.x + x.y + x.z + x.w;
-        if (code == 255 || sum != sum) { /* what is no number stays none */
-            words[0] = words[1] = 0x7fc07fc0u;
-        }
+        const float of[4] = {x.x, x.y, x.z, x.w};
+        const float most = fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+        words = tensor_quant(of, warp_max(most > 1e-4f ? most : 1e-4f)); /* as warp_quant8 */
     } else {
         const bool apart = form == CUDA_FP8; /* the second and third change places */
-        words[0] = arch_pair_bf16(x.x, apart ? x.z : x.y);
-        words[1] = arch_pair_bf16(apart ? x.y : x.z, x.w);
+        words = make_uint2(arch_pair_bf16(x.x, apart ? x.z : x.y),
+                           arch_pair_bf16(apart ? x.y : x.z, x.w));
     }
     if (is_in) {
-        *reinterpret_cast<uint2 *>(row + stream_image_at(form, k)) = make_uint2(words[0], words[1]);
+        *reinterpret_cast<uint2 *>(row + stream_image_at(form, k)) = words;
     }
 }
 
@@ -226,65 +212,16 @@ __global__ void __launch_bounds__(THREADS) few_image_kernel(const __grid_constan
 /* --- sums */
 
 /* sums[mt][nt] += the chunk times the rows whose inputs x[nt] has, of this thread's unit. */
-template <int FORM, bool ONCE, int NT>
-__device__ __forceinline__ void add_chunk(const slot &at, const uint32_t *code,
-                                          const uint4 *const *x, float (*sums)[NT][4])
-{
-    enum {
-        STEPS = tensor_unit<FORM>::INPUTS / 8,
-        BACK = tensor_unit<FORM>::BACK,
-        ONE = 0x3f803f80
-    };
-    uint4 unit[4];
-    uint32_t by[4], scale[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        unit[i] = at.units[cuda_lane() % 4 * CUDA_BLOCK + cuda_lane() / 4 + 8 * i];
-        by[i] = ONCE ? (uint32_t)BACK - (uint32_t)ONE + code[i] * 0x800080u : BACK;
-        scale[i] = tensor_scale_pair(code[i]);
-    }
-#pragma unroll
-    for (uint32_t step = 0; step < STEPS; step++) {
-        uint32_t v[4][4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            tensor_weights<FORM, ONCE>(unit[i], step, by[i], scale[i], v[i]);
-        }
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            const uint4 b = x[nt][step * TENSOR_UNITS];
-#pragma unroll
-            for (int mt = 0; mt < 2; mt++) {
-                const uint32_t *low = v[2 * mt], *high = v[2 * mt + 1];
-                arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], b.x, b.y);
-                arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], b.z, b.w);
-            }
-        }
-    }
-}
-
 template <int FORM, int NT>
 __device__ __forceinline__ void add_any(const slot &at, const uint4 **x, float (*sums)[NT][4])
 {
-    enum { STEPS = tensor_unit<FORM>::INPUTS / 8 };
-    uint32_t code[4] = {0, 0, 0, 0};
-    bool is_large = false;
-    if constexpr (FORM != CUDA_BF16) {
-        const uint8_t *codes = reinterpret_cast<const uint8_t *>(at.scales);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            code[i] = codes[cuda_lane() / 4 + 8 * i];
-            is_large = is_large || code[i] > tensor_unit<FORM>::MOST;
-        }
-    }
-    if (FORM != CUDA_BF16 && __any_sync(0xffffffffu, is_large)) {
-        add_chunk<FORM, false, NT>(at, code, x, sums);
-    } else {
-        add_chunk<FORM, true, NT>(at, code, x, sums);
-    }
+    tensor_add_chunk<FORM, NT>(
+        [&](int i) { return at.units[cuda_lane() % 4 * CUDA_BLOCK + cuda_lane() / 4 + 8 * i]; },
+        at.scales, NT, [&](uint32_t nt, uint32_t step) { return x[nt][step * TENSOR_UNITS]; },
+        sums);
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
-        x[nt] += TENSOR_UNITS * STEPS;
+        x[nt] += TENSOR_UNITS * (tensor_unit<FORM>::INPUTS / 8);
     }
 }
 

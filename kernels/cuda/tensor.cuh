@@ -110,6 +110,91 @@ __device__ __forceinline__ void tensor_inputs(const float4 &a, const float4 &b, 
     }
 }
 
+/* A chunk of weights times rows by the eight: sums[mt][nt] += this thread's units, of outputs
+ * g + 8 i, as unit_of(i) gives them, times the eights that inputs_of(nt, step) gives, nt < n.
+ * codes: of the units' scales, by output. Where no scale is too large for it, they and BACK are
+ * one. */
+template <int FORM, bool ONCE, int NT, typename UNIT, typename INPUTS>
+__device__ __forceinline__ void tensor_add_units(UNIT unit_of, const uint32_t *code, uint32_t n,
+                                                 INPUTS inputs_of, float (*sums)[NT][4])
+{
+    enum {
+        STEPS = tensor_unit<FORM>::INPUTS / 8,
+        BACK = tensor_unit<FORM>::BACK,
+        ONE = 0x3f803f80
+    };
+    uint4 unit[4];
+    uint32_t by[4], scale[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        unit[i] = unit_of(i);
+        by[i] = ONCE ? (uint32_t)BACK - (uint32_t)ONE + code[i] * 0x800080u : BACK;
+        scale[i] = tensor_scale_pair(code[i]);
+    }
+#pragma unroll
+    for (uint32_t step = 0; step < STEPS; step++) {
+        uint32_t v[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            tensor_weights<FORM, ONCE>(unit[i], step, by[i], scale[i], v[i]);
+        }
+#pragma unroll
+        for (uint32_t nt = 0; nt < NT; nt++) {
+            if (nt < n) {
+                const uint4 b = inputs_of(nt, step);
+#pragma unroll
+                for (int mt = 0; mt < 2; mt++) {
+                    const uint32_t *low = v[2 * mt], *high = v[2 * mt + 1];
+                    arch_mma_bf16(sums[mt][nt], low[0], high[0], low[1], high[1], b.x, b.y);
+                    arch_mma_bf16(sums[mt][nt], low[2], high[2], low[3], high[3], b.z, b.w);
+                }
+            }
+        }
+    }
+}
+
+template <int FORM, int NT, typename UNIT, typename INPUTS>
+__device__ __forceinline__ void tensor_add_chunk(UNIT unit_of, const uint32_t *scales, uint32_t n,
+                                                 INPUTS inputs_of, float (*sums)[NT][4])
+{
+    uint32_t code[4] = {0, 0, 0, 0};
+    if constexpr (FORM != CUDA_BF16) {
+        const uint32_t unit = FORM == CUDA_FP4_E8M0 ? cuda_lane() % 4 : 0;
+        const uint8_t *codes = reinterpret_cast<const uint8_t *>(scales) + unit * CUDA_BLOCK;
+        bool is_large = false;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            code[i] = codes[cuda_lane() / 4 + 8 * i];
+            is_large = is_large || code[i] > tensor_unit<FORM>::MOST;
+        }
+        if (__any_sync(0xffffffffu, is_large)) {
+            tensor_add_units<FORM, false, NT>(unit_of, code, n, inputs_of, sums);
+            return;
+        }
+    }
+    tensor_add_units<FORM, true, NT>(unit_of, code, n, inputs_of, sums);
+}
+
+/* Four numbers through the quantiser of a group whose largest is `most`, as pairs of bfloat16: the
+ * first and third, the second and fourth. They are e4m3 times a power of two, made of the bits as
+ * weights are. */
+__device__ __forceinline__ uint2 tensor_quant(const float *x, float most)
+{
+    const uint32_t code = e8m0_scale_for(most, 1.0f / 448.0f);
+    const float inverse = f32_from_bits((254 - code) << 23); /* 105 .. 246 */
+    const uint32_t w = arch_pair_e4m3(x[0] * inverse, x[1] * inverse) |
+                       arch_pair_e4m3(x[2] * inverse, x[3] * inverse) << 16;
+    const uint32_t back = tensor_unit<CUDA_FP8>::BACK, scale = tensor_scale_pair(code);
+    const uint32_t even = (w << 4 & 0x07f007f0u) | (w << 8 & 0x80008000u);
+    const uint32_t odd = (w >> 4 & 0x07f007f0u) | (w & 0x80008000u);
+    const float sum = x[0] + x[1] + x[2] + x[3];
+    if (code == 255 || sum != sum) { /* what is no number stays none */
+        return make_uint2(0x7fc07fc0u, 0x7fc07fc0u);
+    }
+    return make_uint2(arch_times_bf16(arch_times_bf16(even, back), scale),
+                      arch_times_bf16(arch_times_bf16(odd, back), scale));
+}
+
 /* Where among the eight halves of such words input i of an eight lies. */
 FORMATS_FN uint32_t tensor_half_of(uint32_t form, uint32_t i)
 {

@@ -96,32 +96,6 @@ void tuned_blocks_experts(struct ops *table)
     table->experts = cuda_experts_blocks;
 }
 
-bool tuned_dense_serves(const struct ops_dims *d, const struct ops_limits *limits,
-                        struct error *why)
-{
-    if (!tuned_tensor_serves(d, limits, why)) { /* longer calls are its */
-        return false;
-    }
-    uint32_t o_inputs = d->o_groups ? d->n_heads * d->head_dim / d->o_groups : 0;
-    if (d->hidden % 1024 || d->q_lora % 1024 || o_inputs % 1024 || d->o_groups * d->o_lora % 1024) {
-        return error_set(why, STATUS_UNSUPPORTED,
-                         "it takes inputs by 1,024: hidden %u, q_lora %u, %u and %u of the output "
-                         "projection",
-                         d->hidden, d->q_lora, o_inputs, d->o_groups * d->o_lora) == STATUS_OK;
-    }
-    return true;
-}
-
-void tuned_stream_project(struct ops *table)
-{
-    table->project = cuda_project_stream;
-}
-
-void tuned_stream_oproj(struct ops *table)
-{
-    table->oproj = cuda_oproj_stream;
-}
-
 bool tuned_tensor_topk_serves(const struct ops_dims *d, const struct ops_limits *limits,
                               struct error *why)
 {

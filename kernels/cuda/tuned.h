@@ -22,10 +22,6 @@ bool tuned_stream_serves(const struct ops_dims *dims, const struct ops_limits *l
                          struct error *why);
 void tuned_stream_experts(struct ops *table);
 void tuned_blocks_experts(struct ops *table);
-bool tuned_dense_serves(const struct ops_dims *dims, const struct ops_limits *limits,
-                        struct error *why);
-void tuned_stream_project(struct ops *table);
-void tuned_stream_oproj(struct ops *table);
 bool tuned_tensor_topk_serves(const struct ops_dims *dims, const struct ops_limits *limits,
                               struct error *why);
 void tuned_tensor_topk(struct ops *table);

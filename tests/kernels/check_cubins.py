@@ -20,7 +20,7 @@ MAX_SHARED_BYTES = 99 * 1024
 # QMMA.SF.16832...E8 (kind::mxf8f6f4) and OMMA.SF.16864...E8 (kind::mxf4).
 OPCODES = {"HMMA": 0x23C, "QMMA.SF": 0x47A, "OMMA.SF": 0x47F}
 ON_TENSOR_CORES = {"tensor.cu": {"tensor_few_kernel", "tensor_many_kernel", "tensor_experts_kernel"}, "few.cu": {"few_kernel"}, "experts_stream.cu": {"stream_kernel"},
-                   "dense_stream.cu": {"dense_stream_kernel"}, "experts_blocks.cu": {"experts_blocks_kernel"},
+                   "experts_blocks.cu": {"experts_blocks_kernel"},
                    "attend_tensor.cu": {"attend_tensor_kernel"}, "tiles.cu": {"tiles_kernel", "tiles_experts_kernel"}, "topk_tensor.cu": {"topk_tensor_kernel"},
                    "rates.cu": {"product_kernel"}}
 # Kernels with instances that multiply elements with scales, by the opcode that these have on sm_120a.
@@ -30,7 +30,7 @@ SCALED = {"tensor.cu": {kernel: "QMMA.SF" for kernel in ON_TENSOR_CORES["tensor.
 GO, WAIT = 0x82D, 0x82E  # PREEXIT, ACQBULK
 MEMORY = {0x980: "LD", 0x981: "LDG", 0x985: "ST", 0x986: "STG", 0x98E: "RED", 0x3A8: "ATOMG", 0x9A8: "ATOMG", 0x3A9: "ATOMG.CAS",
           0xFAE: "LDGSTS"}
-WEIGHTS_AHEAD = {"few_kernel": {"LDGSTS"}, "dense_stream_kernel": {"LDGSTS"}, "tensor_few_kernel": {"LDG"}, "mhc_turn_kernel": {"LDG"},
+WEIGHTS_AHEAD = {"few_kernel": {"LDGSTS"}, "tensor_few_kernel": {"LDG"}, "mhc_turn_kernel": {"LDG"},
                  "mhc_chunks_kernel": {"LDG"}}
 LAUNCHED_ALONE = {"parcel.cu"}  # not by cuda_run
 
