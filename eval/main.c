@@ -100,8 +100,7 @@ static const struct opt_spec specs[] = {
      .initial = "off",
      .choices = switch_names,
      .help = "on: a kernel of a GPU begins while the one in front of it ends, and waits for it on "
-             "the card; off: one after the other. The same bits, which no card has compared yet. A "
-             "CPU has no kernels.",
+             "the card; off: one after the other. The same bits. A CPU has no kernels.",
      .offset = FIELD(early_launches)},
     {.kind = OPT_BOOL,
      .name = "exact",

@@ -135,8 +135,7 @@ bool node_options_answered(const struct node_options *options, const char *progr
         NODE_CHOICE(                                                                               \
             T, M, early_launches, "early-launches", "off", node_switch_names,                      \
             "on: a kernel of a GPU begins while the one in front of it ends, and waits for it "    \
-            "on the card; off: one after the other. The same tokens, which no card has compared "  \
-            "yet. A CPU has no kernels."),                                                         \
+            "on the card; off: one after the other. The same tokens. A CPU has no kernels."),      \
         NODE_OPTION(T, M, OPT_INT, threads, "threads", "N", "0", 0, 1024,                          \
                     "Threads of the CPU backend; 0: one per core."),                               \
         NODE_OPTION(T, M, OPT_INT, max_sequences, "max-sequences", "N", "16", 1, 65536,            \
